@@ -1,0 +1,33 @@
+//! FILE -> TENSORS: reads, checks, decodes and writes GGUF files.
+//!
+//! The header is checked completely before anything is used: every length,
+//! count, offset and type. Tensor bytes are never copied; a [`TensorView`]
+//! points into the mapping. What a block of an encoding means is said in
+//! [`quant`].
+
+mod bytes;
+mod error;
+mod metadata;
+pub mod quant;
+mod tensor_type;
+
+pub use bytes::Bytes;
+pub use error::Error;
+pub use metadata::{Array, Metadata, StringArray, Value};
+pub use tensor_type::TensorType;
+
+/// A named tensor of a file: what it is and its raw bytes.
+///
+/// The bytes hold `shape[1] * shape[2] * ...` rows of `shape[0]` elements
+/// each, row after row, each row a whole number of blocks of `ty`.
+#[derive(Clone, Debug)]
+pub struct TensorView {
+    /// Name as in the file, for example `blk.0.attn_q.weight`.
+    pub name: String,
+    /// Encoding of the elements.
+    pub ty: TensorType,
+    /// Lengths in ggml's order: the contiguous dimension (row length) first.
+    pub shape: Vec<u64>,
+    /// The encoded elements; exactly as long as type and shape say.
+    pub data: Bytes,
+}

@@ -1,0 +1,2 @@
+//! TEXT <-> TOKENS. Pure: no I/O, no clock, no environment.
+#![forbid(unsafe_code)]
