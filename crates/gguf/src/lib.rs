@@ -6,15 +6,24 @@
 //! [`quant`].
 
 mod bytes;
+mod directory;
 mod error;
+mod file;
+mod header;
 mod metadata;
 pub mod quant;
+mod reader;
+mod split;
 mod tensor_type;
+mod writer;
 
 pub use bytes::Bytes;
+pub use directory::TensorInfo;
 pub use error::Error;
+pub use file::Gguf;
 pub use metadata::{Array, Metadata, StringArray, Value};
 pub use tensor_type::TensorType;
+pub use writer::Writer;
 
 /// A named tensor of a file: what it is and its raw bytes.
 ///
@@ -30,4 +39,15 @@ pub struct TensorView {
     pub shape: Vec<u64>,
     /// The encoded elements; exactly as long as type and shape say.
     pub data: Bytes,
+}
+
+impl TensorView {
+    /// What the tensor is, without its bytes.
+    pub fn info(&self) -> TensorInfo {
+        TensorInfo {
+            name: self.name.clone(),
+            ty: self.ty,
+            shape: self.shape.clone(),
+        }
+    }
 }

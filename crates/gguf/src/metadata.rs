@@ -1,13 +1,42 @@
 //! Typed access to a file's key-value section.
 //!
-//! Strings and arrays of strings stay in the mapping; they were checked to be
-//! UTF-8 and in bounds when the header was read.
+//! Arrays of strings stay in the mapping; they were checked to be UTF-8 and in
+//! bounds when the header was read. All other values are copied out.
 
+use crate::error::shown;
 use crate::{Bytes, Error};
 use indexmap::IndexMap;
+use std::fmt;
+
+/// Alignment of tensor data in bytes without the key `general.alignment`.
+pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// Longest key that is read or written, as the format's document says.
+pub(crate) const MAX_KEY_BYTES: u64 = 65_535;
+
+/// The format's numbers of the value types.
+pub(crate) mod value_type {
+    pub(crate) const U8: u32 = 0;
+    pub(crate) const I8: u32 = 1;
+    pub(crate) const U16: u32 = 2;
+    pub(crate) const I16: u32 = 3;
+    pub(crate) const U32: u32 = 4;
+    pub(crate) const I32: u32 = 5;
+    pub(crate) const F32: u32 = 6;
+    pub(crate) const BOOL: u32 = 7;
+    pub(crate) const STRING: u32 = 8;
+    pub(crate) const ARRAY: u32 = 9;
+    pub(crate) const U64: u32 = 10;
+    pub(crate) const I64: u32 = 11;
+    pub(crate) const F64: u32 = 12;
+}
+
+/// Arrays in arrays are read and written down to this many levels.
+pub(crate) const MAX_ARRAY_DEPTH: usize = 4;
 
 /// One value of the key-value section.
-#[derive(Clone, Debug)]
+// The variants are the format's own type names.
+#[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Value {
     U8(u8),
@@ -26,7 +55,8 @@ pub enum Value {
 }
 
 /// An array value, by the type of its elements.
-#[derive(Clone, Debug)]
+// The variants are the format's own type names.
+#[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Array {
     U8(Vec<u8>),
@@ -46,7 +76,7 @@ pub enum Array {
 }
 
 /// An array of strings that stay where they lie in the file.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StringArray {
     /// The array's elements as stored: each a u64 length, then the text.
     data: Bytes,
@@ -80,6 +110,37 @@ impl StringArray {
     /// All strings in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         (0..self.len()).map(|i| self.get(i).expect("index in range"))
+    }
+}
+
+impl fmt::Debug for StringArray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl PartialEq for StringArray {
+    fn eq(&self, other: &StringArray) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl<S: AsRef<str>> FromIterator<S> for StringArray {
+    /// An array of its own, in the form in which a file stores it.
+    ///
+    /// # Panics
+    /// If a string has 2^32 bytes or more.
+    fn from_iter<I: IntoIterator<Item = S>>(strings: I) -> StringArray {
+        let mut data = Vec::new();
+        let mut spans = Vec::new();
+        for string in strings {
+            let text = string.as_ref();
+            let len = u32::try_from(text.len()).expect("a string of less than 4 GiB");
+            data.extend_from_slice(&u64::from(len).to_le_bytes());
+            spans.push((data.len() as u64, len));
+            data.extend_from_slice(text.as_bytes());
+        }
+        StringArray::new(Bytes::from(data), spans)
     }
 }
 
@@ -148,6 +209,26 @@ impl Value {
         }
     }
 
+    /// The error that `key` holds this value where `wanted` is needed.
+    pub(crate) fn wrong_type(&self, key: &str, wanted: &'static str) -> Error {
+        let number = match self {
+            Value::F32(x) => x.to_string(),
+            Value::F64(x) => x.to_string(),
+            Value::Bool(x) => x.to_string(),
+            Value::String(_) | Value::Array(_) => String::new(),
+            integer => integer.as_integer().unwrap_or_default().to_string(),
+        };
+        Error::KeyType {
+            key: shown(key),
+            found: match self {
+                Value::Array(array) => format!("array of {}", array.element_name()),
+                Value::String(_) => "string".to_string(),
+                other => format!("{} {number}", other.type_name()),
+            },
+            wanted,
+        }
+    }
+
     /// Any integer type, widened.
     fn as_integer(&self) -> Option<i128> {
         Some(match *self {
@@ -168,7 +249,7 @@ impl Value {
 ///
 /// The typed getters give `Ok(None)` for a missing key and
 /// [`Error::KeyType`] for one of another type.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata {
     entries: IndexMap<String, Value>,
 }
@@ -284,6 +365,30 @@ impl Metadata {
         })
     }
 
+    /// Alignment of tensor data in bytes: the key `general.alignment`, or 32.
+    ///
+    /// # Errors
+    /// If it is no power of two from 8 to 1,048,576, or no u32.
+    pub fn alignment(&self) -> Result<u64, Error> {
+        const LEAST: u64 = 8;
+        const MOST: u64 = 1 << 20;
+        match self.get("general.alignment") {
+            None => Ok(DEFAULT_ALIGNMENT),
+            Some(&Value::U32(found)) => {
+                let found = u64::from(found);
+                if found.is_power_of_two() && (LEAST..=MOST).contains(&found) {
+                    return Ok(found);
+                }
+                Err(Error::Alignment {
+                    found,
+                    least: LEAST,
+                    most: MOST,
+                })
+            }
+            Some(other) => Err(other.wrong_type("general.alignment", "u32")),
+        }
+    }
+
     fn typed<'a, T>(
         &'a self,
         key: &str,
@@ -293,14 +398,8 @@ impl Metadata {
         let Some(value) = self.entries.get(key) else {
             return Ok(None);
         };
-        convert(value).map(Some).ok_or_else(|| Error::KeyType {
-            key: key.to_string(),
-            found: match value {
-                Value::Array(array) => format!("array of {}", array.element_name()),
-                Value::String(_) => "string".to_string(),
-                other => format!("{} {:?}", other.type_name(), other),
-            },
-            wanted,
-        })
+        convert(value)
+            .map(Some)
+            .ok_or_else(|| value.wrong_type(key, wanted))
     }
 }

@@ -1,2 +1,34 @@
 //! TEXT <-> TOKENS. Pure: no I/O, no clock, no environment.
 #![forbid(unsafe_code)]
+
+mod byte_level;
+mod chat;
+mod date;
+mod detokenizer;
+mod error;
+mod guide;
+mod marks;
+mod pretokenizer;
+mod reader;
+mod sentencepiece;
+mod stop;
+mod template;
+mod tojson;
+mod tokenizer;
+mod tool_call;
+mod turn;
+mod vocab;
+
+pub use chat::{Content, ContentPart, Conversation, FunctionCall, Message, Reasoning, Tool, ToolCall};
+pub use date::DateTime;
+pub use detokenizer::Detokenizer;
+pub use error::Error;
+pub use guide::TurnGuide;
+pub use reader::Reader;
+pub use stop::StopStrings;
+pub use template::{
+    ChatTemplate, ControlTokens, MOST_INSTRUCTIONS, MOST_OUTPUT_BYTES, MOST_SOURCE_BYTES,
+};
+pub use tokenizer::{ControlText, Segment, Special, Tokenizer};
+pub use turn::{FinishReason, TurnEnd, TurnEvent, TurnFormat, TurnParser};
+pub use vocab::SpecialIds;

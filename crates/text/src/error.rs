@@ -1,0 +1,250 @@
+//! Everything that can be wrong between text and tokens, by name.
+
+/// Why a tokenizer could not be built from a file's metadata, or why a
+/// template, turn or tool call could not be handled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A metadata key holds a value of the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] gguf::Error),
+    /// A key that the tokenizer cannot do without is missing.
+    #[error("metadata key {key}: missing, expected {wanted}")]
+    KeyMissing {
+        /// The key.
+        key: &'static str,
+        /// What it should hold.
+        wanted: &'static str,
+    },
+    /// `tokenizer.ggml.model` names a model that is not implemented.
+    #[error("tokenizer.ggml.model: found {found:?}, expected one of {supported}")]
+    UnknownModel {
+        /// The name in the file.
+        found: String,
+        /// The names that are implemented.
+        supported: &'static str,
+    },
+    /// `tokenizer.ggml.pre` names a splitting rule that is not implemented.
+    #[error("tokenizer.ggml.pre: found {found:?}, expected one of {supported}")]
+    UnknownPre {
+        /// The name in the file.
+        found: String,
+        /// The names that are implemented.
+        supported: String,
+    },
+    /// The vocabulary has no token, or more than fit a u32.
+    #[error("tokenizer.ggml.tokens: found {found} tokens, expected 1 to {most}")]
+    TokenCount {
+        /// Number of tokens in the file.
+        found: usize,
+        /// The most that are allowed.
+        most: u32,
+    },
+    /// An array that runs parallel to the tokens has another length.
+    #[error(
+        "{key}: found {found} entries, expected {expected} (the length of tokenizer.ggml.tokens)"
+    )]
+    ArrayLength {
+        /// The key of the array.
+        key: &'static str,
+        /// Its length.
+        found: usize,
+        /// Number of tokens.
+        expected: usize,
+    },
+    /// A token type outside the six that the format defines.
+    #[error("tokenizer.ggml.token_type: token {id} has type {found}, expected 1 to 6")]
+    UnknownTokenType {
+        /// The token.
+        id: u32,
+        /// Its type in the file.
+        found: i64,
+    },
+    /// Two ids have the same text.
+    #[error(
+        "tokenizer.ggml.tokens: tokens {first} and {second} are both {text:?}, expected distinct texts"
+    )]
+    DuplicateToken {
+        /// The lower id.
+        first: u32,
+        /// The higher id.
+        second: u32,
+        /// The text of both.
+        text: String,
+    },
+    /// A byte token of a SentencePiece vocabulary is not spelled `<0xXX>`.
+    #[error(
+        "tokenizer.ggml.tokens: byte token {id} is {found:?}, expected <0xXX> with two hexadecimal digits"
+    )]
+    ByteTokenSpelling {
+        /// The token.
+        id: u32,
+        /// Its text.
+        found: String,
+    },
+    /// A SentencePiece vocabulary cannot spell a blank.
+    #[error("tokenizer.ggml.tokens: no normal token \"\u{2581}\", expected one that stands for a blank")]
+    BlankTokenMissing,
+    /// A score is not a number.
+    #[error("tokenizer.ggml.scores: token {id} has score NaN, expected a number")]
+    ScoreNotANumber {
+        /// The token.
+        id: u32,
+    },
+    /// A merge is not two texts with one blank between them.
+    #[error(
+        "tokenizer.ggml.merges: merge {index} is {found:?}, expected \"LEFT RIGHT\" with one blank"
+    )]
+    MergeWithoutBlank {
+        /// Place in the list, from 0.
+        index: usize,
+        /// The entry.
+        found: String,
+    },
+    /// A merge names or makes a text that text cannot become.
+    #[error(
+        "tokenizer.ggml.merges: merge {index} ({merge:?}) needs {token:?}, which is {found}, expected a normal token"
+    )]
+    MergeUnknownToken {
+        /// Place in the list, from 0.
+        index: usize,
+        /// The entry.
+        merge: String,
+        /// The part or the whole that is no normal token.
+        token: String,
+        /// What it is instead.
+        found: &'static str,
+    },
+    /// A special token's id lies outside the vocabulary.
+    #[error("{key}: found {found}, expected an id below {n_vocab}")]
+    SpecialIdOutOfRange {
+        /// The key.
+        key: &'static str,
+        /// The id in the file.
+        found: u32,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+    /// The file asks for a token at one end of the text but does not name it.
+    #[error("{id_key}: missing, expected an id because {flag_key} is true")]
+    SpecialIdMissing {
+        /// The key that should name the token.
+        id_key: &'static str,
+        /// The key that asks for it.
+        flag_key: &'static str,
+    },
+    /// The control and user-defined tokens do not fit one automaton.
+    #[error("tokenizer.ggml.token_type: {found} control and user-defined tokens: {reason}")]
+    TooManySpecialTokens {
+        /// Number of such tokens.
+        found: usize,
+        /// What does not fit.
+        reason: String,
+    },
+    /// The tokenizers crate refused the vocabulary.
+    #[error("tokenizer.ggml.merges: {reason}")]
+    Bpe {
+        /// What the crate says.
+        reason: String,
+    },
+    /// The file has no chat template and none was given.
+    #[error(
+        "tokenizer.chat_template: missing, expected a chat template in the file; give one with --chat-template FILE, or use plain completion with --raw"
+    )]
+    NoChatTemplate,
+    /// A chat template's source is too long.
+    #[error("chat template: found {found_bytes} bytes of source, expected at most {most_bytes}")]
+    TemplateSourceTooLarge {
+        /// Its length.
+        found_bytes: usize,
+        /// The most that is allowed.
+        most_bytes: usize,
+    },
+    /// A chat template does not compile.
+    #[error("chat template: {reason}")]
+    TemplateSyntax {
+        /// What is wrong and where.
+        reason: String,
+    },
+    /// A chat template refused the conversation with `raise_exception`.
+    #[error("chat template refuses the conversation: {message}")]
+    TemplateRaised {
+        /// The template's own words.
+        message: String,
+    },
+    /// A chat template did not end.
+    #[error("chat template: still running after {most} instructions")]
+    TemplateInstructions {
+        /// The most that are allowed.
+        most: u64,
+    },
+    /// A chat template's output is too long.
+    #[error("chat template: the prompt is longer than {most_bytes} bytes")]
+    TemplateOutputTooLarge {
+        /// The most that is allowed.
+        most_bytes: usize,
+    },
+    /// A chat template failed while it ran.
+    #[error("chat template failed: {reason}")]
+    TemplateFailed {
+        /// What is wrong and where.
+        reason: String,
+    },
+    /// A template treats text by the control tokens that it spells, so that
+    /// they cannot be kept apart from those that it writes.
+    #[error(
+        "chat template: it looks for a control token that a message spells as text, expected messages without it"
+    )]
+    TemplateEditsControlTokens,
+    /// A template puts a control token together from pieces.
+    #[error(
+        "chat template: it puts the control token {token:?} together from pieces, expected it in one piece"
+    )]
+    ControlTokenInPieces {
+        /// The token.
+        token: String,
+    },
+    /// A conversation holds nearly every private-use character.
+    #[error(
+        "conversation: it holds nearly all private-use characters of Unicode, expected some to be free to mark control tokens"
+    )]
+    NoFreeMark,
+    /// The arguments of a tool call are no object.
+    #[error("tool call {call}: arguments are {found}, expected a JSON object")]
+    ToolArguments {
+        /// Name and id of the call.
+        call: String,
+        /// What the arguments are instead.
+        found: String,
+    },
+    /// A tool has no name.
+    #[error("tool: function.name is {found}, expected a name")]
+    ToolName {
+        /// What is there instead.
+        found: &'static str,
+    },
+    /// A word that names no level of reasoning.
+    #[error("reasoning strength: found {found:?}, expected low, medium, high or xhigh")]
+    UnknownReasoning {
+        /// The word.
+        found: String,
+    },
+    /// There is no such day, or the year is out of range.
+    #[error("date: found {found}, expected a day of the years 1 to 9999")]
+    Date {
+        /// The date.
+        found: String,
+    },
+    /// A `strftime` code that is not known.
+    #[error("strftime_now: found the code {found:?}, expected one of Python's")]
+    DateCode {
+        /// The code.
+        found: String,
+    },
+    /// A stop string would stop everywhere.
+    #[error("stop string {index}: found an empty string, expected at least one character")]
+    EmptyStopString {
+        /// Place in the list, from 0.
+        index: usize,
+    },
+}

@@ -1,0 +1,305 @@
+//! Chat templates: the oracle's cases byte for byte, what messages can and
+//! cannot do to control tokens, bad templates and bad conversations.
+
+mod oracle;
+
+use oracle::{template, template_of, tokenizer};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use text::{
+    ChatTemplate, ControlTokens, Conversation, DateTime, Error, MOST_SOURCE_BYTES, Message,
+    Reasoning, Segment, Special, Tool,
+};
+
+fn joined(segments: &[Segment]) -> String {
+    segments.iter().map(|segment| segment.text.as_str()).collect()
+}
+
+fn control_ids(segments: &[Segment]) -> Vec<u32> {
+    let tokenizer = tokenizer();
+    let mut ids = tokenizer.encode_segments(segments);
+    ids.retain(|&id| tokenizer.is_control(id));
+    ids
+}
+
+fn conversation(input: Value) -> Conversation {
+    serde_json::from_value(input).expect("a conversation")
+}
+
+fn render(source: &str, input: Value) -> Result<String, Error> {
+    let template = ChatTemplate::new(source, ControlTokens::of(&tokenizer()))?;
+    template.render(&conversation(input)).map(|segments| joined(&segments))
+}
+
+fn user(text: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": text}]})
+}
+
+#[test]
+fn oracle_cases_byte_for_byte() {
+    let cases: Vec<Value> = serde_json::from_str(&oracle::text("chat-cases.json")).expect("cases");
+    assert_eq!(cases.len(), 12);
+    let template = template();
+    for case in cases {
+        let name = case["name"].as_str().expect("a name");
+        let segments = template
+            .render(&conversation(case["input"].clone()))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let prompt = case["prompt"].as_str().expect("a prompt");
+        assert_eq!(joined(&segments), prompt, "{name}");
+
+        // Where no message spells a control token, plain encoding is right too.
+        if name != "control_text_in_user_text" {
+            assert_eq!(
+                tokenizer().encode_segments(&segments),
+                tokenizer().encode(prompt, Special::Parse),
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn arguments_may_be_a_json_string() {
+    let with = |arguments: Value| {
+        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        joined(
+            &template()
+                .render(&conversation(json!({"messages": [
+                    {"role": "system", "content": "S"},
+                    {"role": "assistant", "content": null, "tool_calls": [call]},
+                ]})))
+                .expect("a prompt"),
+        )
+    };
+    let prompt = with(json!({"b": "x", "a": [1, 2.5]}));
+    assert!(
+        prompt.contains("<atem:parameter name=\"b\">x</atem:parameter>\n<atem:parameter name=\"a\">[1, 2.5]</"),
+        "{prompt}"
+    );
+    assert_eq!(with(json!("{\"b\": \"x\", \"a\": [1, 2.5]}")), prompt);
+    assert_eq!(with(json!("")), with(json!({})));
+}
+
+#[test]
+fn bad_arguments_name_the_call() {
+    let check = |call: Value, message: &str| {
+        let error = template()
+            .render(&conversation(json!({"messages": [{"role": "assistant", "tool_calls": [call]}]})))
+            .expect_err(message);
+        assert_eq!(error.to_string(), message);
+    };
+    check(
+        json!({"id": "c1", "function": {"name": "f", "arguments": "{\"a\": "}}),
+        "tool call f (id c1): arguments are a string that is no JSON (EOF while parsing a value at line 1 column 6), expected a JSON object",
+    );
+    check(
+        json!({"function": {"name": "f", "arguments": "[1]"}}),
+        "tool call f: arguments are a string that holds a list, expected a JSON object",
+    );
+    check(
+        json!({"function": {"name": "f", "arguments": 5}}),
+        "tool call f: arguments are a number, expected a JSON object",
+    );
+}
+
+#[test]
+fn bad_conversations() {
+    let check = |input: Value, message: &str| {
+        let error = serde_json::from_value::<Conversation>(input).expect_err(message);
+        assert_eq!(error.to_string(), message);
+    };
+    check(
+        json!({"messages": [], "reasoning_effort": "max"}),
+        "reasoning strength: found \"max\", expected low, medium, high or xhigh",
+    );
+    check(
+        json!({"messages": [], "tools": [{"type": "function", "function": {}}]}),
+        "tool: function.name is none, expected a name",
+    );
+    check(
+        json!({"messages": [], "tools": [{"function": {"name": 1}}]}),
+        "tool: function.name is a number, expected a name",
+    );
+    check(json!({"messages": [{}]}), "missing field `role`");
+    let word = "XHIGH".parse::<Reasoning>().expect_err("upper case");
+    assert_eq!(
+        word.to_string(),
+        "reasoning strength: found \"XHIGH\", expected low, medium, high or xhigh"
+    );
+}
+
+#[test]
+fn reasoning_reaches_the_template() {
+    for level in Reasoning::ALL {
+        let input = json!({"messages": [], "reasoning_effort": level.as_str(), "current_date": "2026-11-30"});
+        let prompt = joined(&template().render(&conversation(input)).expect("a prompt"));
+        assert!(
+            prompt.contains(&format!("\n\nReasoning strength: {level}.\n")),
+            "{prompt}"
+        );
+    }
+}
+
+#[test]
+fn used_variables_are_known() {
+    let template = template();
+    for name in ["reasoning_strength", "current_date", "knowledge_cutoff", "tools"] {
+        assert!(template.uses_variable(name), "{name}");
+    }
+    assert!(!template.uses_variable("enable_thinking"));
+    assert!(!template.uses_variable("strength"), "set by the template itself");
+    assert!(!template_of("{{ messages }}").uses_variable("reasoning_strength"));
+}
+
+#[test]
+fn unknown_fields_pass_through() {
+    let prompt = render(
+        "{{ messages[0].mood }}|{{ messages[0].content[0].url.x }}|{{ messages[1].tool_calls[0].function.more }}\
+         |{{ enable_thinking }}|{{ messages[0].name is defined }}|{{ messages[1].content is none }}|{{ tools is none }}",
+        json!({"enable_thinking": false, "tools": [], "messages": [
+            {"role": "user", "content": [{"type": "image", "url": {"x": 7}}], "mood": "good"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}", "more": [1]}}]},
+        ]}),
+    );
+    assert_eq!(prompt.expect("a prompt"), "good|7|[1]|False|False|True|True");
+}
+
+/// The constructs of published templates, as Jinja2 renders them.
+#[test]
+fn constructs() {
+    let check = |source: &str, prompt: &str| {
+        let input = json!({
+            "messages": [
+                {"role": "user", "content": " Hi <b>&'\"é\n "},
+                {"role": "assistant", "content": "a</think>b"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "ns.f", "parameters": {"z": 1, "a": [1.0, 1e16, 1e-5, null, true, "<é>"]}}}],
+        });
+        assert_eq!(render(source, input).expect(source), prompt, "{source}");
+    };
+    // Values as JSON.
+    check(
+        "{{ tools[0] | tojson }}",
+        r#"{"type": "function", "function": {"name": "ns.f", "parameters": {"z": 1, "a": [1.0, 1e+16, 1e-05, null, true, "<é>"]}}}"#,
+    );
+    check(
+        "{{ tools[0].function.parameters | tojson(indent=2) }}",
+        "{\n  \"z\": 1,\n  \"a\": [\n    1.0,\n    1e+16,\n    1e-05,\n    null,\n    true,\n    \"<é>\"\n  ]\n}",
+    );
+    check("{{ {'b': [], 'a': {}} | tojson(indent=4, sort_keys=true) }}", "{\n    \"a\": {},\n    \"b\": []\n}");
+    check("{{ [1, 'é\u{1F600}'] | tojson(ensure_ascii=true, separators=[',', ':']) }}", r#"[1,"\u00e9\ud83d\ude00"]"#);
+    check("{{ messages[0].content | tojson }}", r#"" Hi <b>&'\"é\n ""#);
+    check("{{ '\\x07\\x7f\\b\\f\\\\' | tojson }}", "\"\\u0007\u{7f}\\b\\f\\\\\"");
+    // Strings.
+    check("{{ messages[1].content.split('</think>')[-1].lstrip('\\n') }}", "b");
+    check("{{ messages[0].content.strip() }}|{{ messages[0].content | trim }}", "Hi <b>&'\"é|Hi <b>&'\"é");
+    check("{{ 'abc'.startswith('ab') }}{{ 'abc'.endswith('x') }}", "TrueFalse");
+    check("{{ 'a-b' | replace('-', '+') | upper }}{{ 'A'.lower() }}", "A+Ba");
+    check("{{ ['a', 'b'] | join(', ') }}{{ 'x' ~ 1 ~ none ~ true }}", "a, bx1NoneTrue");
+    check("{{ messages[0].content[1:3] }}", "Hi");
+    // Lists and dicts.
+    check("{%- for k, v in tools[0].function.parameters.items() -%}{{ k }}{{ loop.index0 }}{{ loop.last }};{%- endfor -%}", "z0False;a1True;");
+    check("{{ tools[0].get('none', 'd') }}{{ tools[0].get('type') }}", "dfunction");
+    check("{{ ([1] + [2, 3])[-1] }}{{ dict({'a': 1}, **{'b': 2}) | tojson }}", "3{\"a\": 1, \"b\": 2}");
+    check("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1");
+    check("{{ messages | map(attribute='role') | join('/') }}{{ messages[::-1][0].role }}", "user/assistantassistant");
+    // Tests.
+    check(
+        "{{ 'x' is string }}{{ none is none }}{{ {} is mapping }}{{ [] is iterable }}{{ true is boolean }}{{ y is defined }}",
+        "TrueTrueTrueTrueTrueFalse",
+    );
+    // Statements.
+    check("{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- set ns.n = ns.n + 1 -%}{%- endfor -%}{{ ns.n }}", "2");
+    check("{%- macro twice(x, y='!') -%}{{ x }}{{ x }}{{ y }}{%- endmacro -%}{{ twice('a') }}{{ twice('b', y='?') }}", "aa!bb?");
+    check("{%- for m in messages -%}{%- if loop.first -%}{%- continue -%}{%- endif -%}{{ m.role }}{%- break -%}{%- endfor -%}", "assistant");
+    check("{% for m in messages %}\n  {% if m.role == 'user' %}\nU\n  {% endif %}\n{% endfor %}\n", "U\n");
+    check("{% generation %}x{%- endgeneration -%}\n y", "xy");
+    check("{{ bos_token }}{{ eos_token }}", "<|begin_of_text|><|end_of_text|>");
+    check("{{ strftime_now is defined }}", "False");
+}
+
+#[test]
+fn strftime_now() {
+    let template = template_of("{{ strftime_now(messages[0].content) }}");
+    let at = |moment: DateTime, format: &str| {
+        let mut conversation = Conversation::new(vec![Message::new("user", format)]);
+        conversation.now = Some(moment);
+        template.render(&conversation).map(|segments| joined(&segments))
+    };
+    let moment = DateTime::from_unix_seconds(1_796_048_645).expect("a moment");
+    let check = |moment, format: &str, text: &str| {
+        assert_eq!(at(moment, format).expect(format), text, "{format}");
+    };
+    check(moment, "%Y-%m-%d %H:%M:%S", "2026-11-30 14:24:05");
+    check(moment, "%d %b %Y, %A %a %B", "30 Nov 2026, Monday Mon November");
+    check(moment, "%-I:%M %p %I %y %j %w %e %F %T %R %D%%", "2:24 PM 02 26 334 1 30 2026-11-30 14:24:05 14:24 11/30/26%");
+    let leap = DateTime::from_date(2024, 2, 29).expect("a leap day");
+    check(leap, "%-d/%-m %I%p %j %a", "29/2 12AM 060 Thu");
+    check(DateTime::from_unix_seconds(-1).expect("before 1970"), "%F %T", "1969-12-31 23:59:59");
+    assert_eq!(
+        at(moment, "%Q").expect_err("no such code").to_string(),
+        "chat template failed: invalid operation: strftime_now: found the code \"%Q\", expected one of Python's (in chat_template:1)"
+    );
+    assert_eq!(
+        DateTime::from_date(2026, 2, 29).expect_err("no leap year").to_string(),
+        "date: found 2026-2-29, expected a day of the years 1 to 9999"
+    );
+    let mut conversation = Conversation::new(Vec::new());
+    conversation.now = Some(moment);
+    let prompt = joined(&oracle::template().render(&conversation).expect("a prompt"));
+    assert!(prompt.contains("\nCurrent date: 2026-11-30.\n"), "{prompt}");
+}
+
+#[test]
+fn bad_templates() {
+    let check = |source: &str, message: &str| {
+        let error = render(source, user("x")).expect_err(source);
+        assert_eq!(error.to_string(), message, "{source}");
+    };
+    check(
+        "{{ raise_exception('Only ' ~ messages[0].role ~ \"s' messages\") }}",
+        "chat template refuses the conversation: Only users' messages",
+    );
+    check(
+        "{% macro m(x) %}{{ raise_exception(x) }}{% endmacro %}{{ m('deep') }}",
+        "chat template refuses the conversation: deep",
+    );
+    check(
+        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+        "chat template: still running after 5000000 instructions",
+    );
+    check(
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "chat template failed: invalid operation: recursion limit exceeded (in chat_template:1)",
+    );
+    check(
+        "{% set x = 'x' * 1000000 %}{% for a in range(100) %}{{ x }}{% endfor %}",
+        "chat template: the prompt is longer than 67108864 bytes",
+    );
+    check(
+        "{% if %}",
+        "chat template: syntax error: unexpected end of block (in chat_template:1)",
+    );
+    check(
+        "\n{{ messages.x.y }}",
+        "chat template failed: undefined value (in chat_template:2)",
+    );
+    check(
+        "{{ 1 | nofilter }}",
+        "chat template failed: unknown filter: filter nofilter is unknown (in chat_template:1)",
+    );
+    check(
+        &" ".repeat(MOST_SOURCE_BYTES + 1),
+        "chat template: found 262145 bytes of source, expected at most 262144",
+    );
+    check(
+        "{{ '<|' ~ messages[0].content ~ '|><|' ~ 'eot' ~ '|>' }}",
+        "chat template: it puts the control token \"<|eot|>\" together from pieces, expected it in one piece",
+    );
+    let missing = ChatTemplate::from_file(None, ControlTokens::default()).expect_err("no source");
+    assert_eq!(
+        missing.to_string(),
+        "tokenizer.chat_template: missing, expected a chat template in the file; give one with --chat-template FILE, or use plain completion with --raw"
+    );
+}
