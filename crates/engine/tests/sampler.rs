@@ -10,6 +10,21 @@ use std::collections::BTreeMap;
 /// missed by all of them with a chance below 1e-17.
 const POSITIONS: u64 = 2000;
 
+/// Name, settings, probabilities of the row, what is left with its probabilities.
+type Stage<'a> = (&'a str, SamplerSettings, &'a [f64], &'a [(u32, f64)]);
+/// Name, settings, history, lowered tokens with their amounts.
+type Dry<'a> = (&'a str, SamplerSettings, &'a [u32], &'a [(usize, f64)]);
+/// Settings, candidates, message.
+type TopError<'a> = (SamplerSettings, &'a [(u32, f32)], &'a str);
+/// Settings, row, history, mask, message.
+type RowError<'a> = (
+    SamplerSettings,
+    &'a [f32],
+    &'a [u32],
+    Option<&'a TokenMask>,
+    &'a str,
+);
+
 /// Logits whose softmax is `probabilities`.
 fn logits_of(probabilities: &[f64]) -> Vec<f32> {
     probabilities.iter().map(|p| p.ln() as f32).collect()
@@ -74,7 +89,7 @@ fn each_stage_alone() {
     let typical = [0.6, 0.3, 0.1];
     let equal = [0.25; 4];
     let n = neutral;
-    let cases: &[(&str, SamplerSettings, &[f64], &[(u32, f64)])] = &[
+    let cases: &[Stage] = &[
         ("neutral", n(), &three, &[(0, 0.5), (1, 0.3), (2, 0.2)]),
         ("top_k 2", SamplerSettings { top_k: 2, ..n() }, &three, &[(0, 0.625), (1, 0.375)]),
         ("top_k above the vocabulary", SamplerSettings { top_k: 9, ..n() }, &three, &[(0, 0.5), (1, 0.3), (2, 0.2)]),
@@ -155,7 +170,7 @@ fn dynamic_temperature_follows_the_entropy() {
 #[test]
 fn stages_run_in_the_documented_order() {
     #[rustfmt::skip]
-    let cases: &[(&str, SamplerSettings, &[f64], &[(u32, f64)])] = &[
+    let cases: &[Stage] = &[
         // On the whole row 0.5 takes two tokens, after top-k one.
         ("top-k before top-p", SamplerSettings { top_k: 2, top_p: 0.5, ..neutral() },
             &[0.4, 0.3, 0.2, 0.1], &[(0, 1.0)]),
@@ -234,7 +249,7 @@ fn penalties_by_hand() {
         ("all three", all.clone(), [0.0, -2.75, 0.5]),
         ("last two", SamplerSettings { repeat_last_n: 2, ..all.clone() }, [0.25, -2.75, 0.5]),
         ("last one", SamplerSettings { repeat_last_n: 1, ..all.clone() }, [2.0, -2.75, 0.5]),
-        ("off by length", SamplerSettings { repeat_last_n: 0, ..all.clone() }, [2.0, -1.0, 0.5]),
+        ("off by length", SamplerSettings { repeat_last_n: 0, ..all }, [2.0, -1.0, 0.5]),
         ("repeat", SamplerSettings { repeat_penalty: 2.0, ..neutral() }, [1.0, -2.0, 0.5]),
         ("repeat below 1", SamplerSettings { repeat_penalty: 0.5, ..neutral() }, [4.0, -0.5, 0.5]),
         ("frequency", SamplerSettings { frequency_penalty: 0.25, ..neutral() }, [1.5, -1.25, 0.5]),
@@ -260,7 +275,7 @@ fn dry_by_hand() {
         ..on.clone()
     };
     #[rustfmt::skip]
-    let cases: &[(&str, SamplerSettings, &[u32], &[(usize, f64)])] = &[
+    let cases: &[Dry] = &[
         ("three matched", on.clone(), &history, &[(3, 0.8 * 1.75)]),
         ("two matched", on.clone(), &[1, 2, 3, 9, 5, 1, 2], &[(3, 0.8)]),
         ("one matched", on.clone(), &[2, 3, 9, 5, 1, 2], &[]),
@@ -510,15 +525,8 @@ fn rows_that_cannot_be_sampled() {
     allows_first.allow(0);
     let none = TokenMask::none(3);
     let short = TokenMask::none(2);
-    type Case<'a> = (
-        SamplerSettings,
-        &'a [f32],
-        &'a [u32],
-        Option<&'a TokenMask>,
-        &'a str,
-    );
     #[rustfmt::skip]
-    let cases: &[Case] = &[
+    let cases: &[RowError] = &[
         (neutral(), &[0.0; 2], &[], None, "row of logits: found 2 values, expected 3"),
         (neutral(), &[0.0, f32::NAN, inf], &[], None, "logits are not finite: found NaN at token 1, expected finite or minus infinity"),
         (neutral(), &[0.0, 0.0, inf], &[], Some(&allows_first), "logits are not finite: found inf at token 2, expected finite or minus infinity"),
@@ -546,7 +554,7 @@ fn top_candidates_that_cannot_be_sampled() {
     };
     let nan = f32::NAN;
     #[rustfmt::skip]
-    let cases: &[(SamplerSettings, &[(u32, f32)], &str)] = &[
+    let cases: &[TopError] = &[
         (neutral(), &[(0, 1.0), (1, 0.0)], "top candidates: these sampler settings need the full row of logits"),
         (top(2), &[(0, 1.0)], "top candidates: found 1, expected 2"),
         (top(8), &[(0, 1.0), (1, 0.5)], "top candidates: found 2, expected 3"),

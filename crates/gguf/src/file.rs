@@ -3,6 +3,7 @@
 //! The tensors of a split model are one list; only here and in `split` is it
 //! visible that they lie in several files.
 
+use crate::error::shown;
 use crate::header::Header;
 use crate::{Bytes, Error, Metadata, TensorView, split};
 use std::collections::HashMap;
@@ -108,9 +109,7 @@ impl Gguf {
                     .insert(name.clone(), gguf.tensors.len())
                     .is_some()
                 {
-                    let error = Error::DuplicateTensor {
-                        name: crate::error::shown(&name),
-                    };
+                    let error = Error::DuplicateTensor { name: shown(&name) };
                     return Err(match &part.path {
                         Some(path) => error.in_file(path),
                         None => error,

@@ -287,7 +287,7 @@ fn cut_section(whole: &Bytes, n: usize) -> usize {
 }
 
 /// A file that is cut at any byte is an error that names the cut section.
-fn check_every_cut(whole: Bytes) {
+fn check_every_cut(whole: &Bytes) {
     let gguf = Gguf::from_bytes(whole.clone()).unwrap();
     let header_bytes = gguf.headers()[0].len();
     let last = gguf.tensors().last().unwrap().data.len();
@@ -301,7 +301,7 @@ fn check_every_cut(whole: Bytes) {
     let mut seen = [0; 4];
     // Every byte of the header and of the first tensors; the rest in steps.
     for n in (0..needed).filter(|n| *n < header_bytes + 4096 || n % 13 == 0 || *n + 64 > needed) {
-        let found = cut_section(&whole, n);
+        let found = cut_section(whole, n);
         assert!(found >= section, "cut at {n}");
         assert_eq!(found == 0, n < 24, "cut at {n}");
         assert_eq!(found == 3, n >= header_bytes, "cut at {n}");
@@ -316,9 +316,9 @@ fn check_every_cut(whole: Bytes) {
 
 #[test]
 fn truncated_at_every_byte() {
-    check_every_cut(Bytes::from(every_type()));
+    check_every_cut(&Bytes::from(every_type()));
     let oracle = std::fs::read(oracle("dflash-nano-f32.gguf")).unwrap();
-    check_every_cut(Bytes::from(oracle));
+    check_every_cut(&Bytes::from(oracle));
     check(
         b"GG".to_vec(),
         "header: cut off at byte 0: found 2 bytes, expected 4",
@@ -326,6 +326,23 @@ fn truncated_at_every_byte() {
     check(
         file(&[], &[entry("t", &[1], 0, 0)], 0),
         "tensor data of t: found 64 bytes in the file, expected at least 68",
+    );
+}
+
+/// A large file is no permission to use as much memory for its header.
+#[test]
+fn a_header_without_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("long.gguf");
+    let mut bytes = counts(3, 0, 1);
+    bytes.extend(key("k", 8, &(300u64 << 20).to_le_bytes()));
+    std::fs::write(&path, bytes).unwrap();
+    // The text would lie in a hole of the file, which takes no disk.
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(400 << 20).unwrap();
+    check_path(
+        &path,
+        "metadata key k: found a header of more than 268435456 bytes, expected at most that",
     );
 }
 
@@ -373,7 +390,7 @@ fn unreadable_files() {
     );
     let locked = folder.path().join("locked.gguf");
     std::fs::write(&locked, every_type()).unwrap();
-    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o000)).unwrap();
     // The superuser may read it all the same; then it must open.
     match std::fs::read(&locked) {
         Ok(_) => assert!(Gguf::open(&locked).is_ok()),

@@ -281,6 +281,9 @@ fn tensor() -> impl Strategy<Value = (TensorType, Vec<u64>)> {
 }
 
 proptest! {
+    // Each case waits twice for the disk.
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
     #[test]
     fn what_is_written_reads_back_equal(
         entries in prop::collection::vec((text(), value()), 0..12),

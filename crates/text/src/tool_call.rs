@@ -7,7 +7,7 @@
 //! parameter = '<atem:parameter name="' KEY '">' VALUE "</atem:parameter>"
 //! ```
 //!
-//! What a reader would get wrong: a VALUE is neither trimmed nor unescaped and
+//! A KEY comes once in an invoke. What a reader would get wrong: a VALUE is neither trimmed nor unescaped and
 //! runs to the next closing tag. Whether it is text or JSON depends on the
 //! tool's schema, not on its looks.
 
@@ -65,7 +65,10 @@ fn parse_invoke<'t>(text: &'t str, tools: &[Tool]) -> Option<(Invocation, &'t st
     while let Some(parameter) = rest.strip_prefix(PARAMETER) {
         let (key, after) = name_of(parameter)?;
         let (value, after) = after.split_once(PARAMETER_END)?;
-        arguments.insert(key.to_owned(), typed(value, key, schema));
+        let repeated = arguments.insert(key.to_owned(), typed(value, key, schema));
+        if repeated.is_some() {
+            return None;
+        }
         rest = after.trim_start();
     }
     let call = Invocation {

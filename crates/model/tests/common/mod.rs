@@ -2,6 +2,10 @@
 //! model, and distances.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod mutant;
+pub mod oracle_weights;
+pub mod rebuild;
+
 use gguf::Gguf;
 use model::backend::Backend;
 use model::{
@@ -75,10 +79,15 @@ pub fn reference(file: &Gguf, options: Options) -> Model<Reference> {
     Model::load(Reference::new(), file, options).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// An empty pool of the size that `model` may use.
+pub fn pool_of<B: Backend>(model: &Model<B>) -> PagePool {
+    let capacity = model.capacity();
+    PagePool::new(capacity.layout, capacity.max_slabs)
+}
+
 /// The logits of every row of `tokens`, computed in passes of `chunk` rows.
 pub fn logits<B: Backend>(model: &mut Model<B>, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
-    let capacity = model.capacity();
-    let mut pool = PagePool::new(capacity.layout, capacity.max_slabs);
+    let mut pool = pool_of(model);
     let mut pages = SequencePages::new();
     let mut all = Vec::new();
     for tokens in tokens.chunks(chunk) {
@@ -114,13 +123,54 @@ pub fn full(output: RowOutput) -> Vec<f32> {
     }
 }
 
+/// Do all rows have the same bits?
+pub fn same_bits(left: &[Vec<f32>], right: &[Vec<f32>]) -> bool {
+    let bits = |row: &Vec<f32>| row.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();
+    left.len() == right.len() && left.iter().zip(right).all(|(l, r)| bits(l) == bits(r))
+}
+
+/// Limits of a comparison: largest absolute difference, relative RMS.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub max_abs: f64,
+    pub relative_rms: f64,
+}
+
+/// What f32 activations over f32 keys and values must keep against the oracle.
+pub const TEXT_LIMITS: Limits = Limits {
+    max_abs: 2e-3,
+    relative_rms: 3e-5,
+};
+
+/// The same for the drafter's raw logits, which are ten times as large.
+pub const DRAFT_LIMITS: Limits = Limits {
+    max_abs: f64::INFINITY,
+    relative_rms: 5e-5,
+};
+
+impl Limits {
+    /// Says by how much `found` is outside of the limits around `golden`.
+    pub fn check(&self, what: &str, found: &[f32], golden: &[f32]) -> Result<(), String> {
+        let (max_abs, relative_rms) = distance(found, golden);
+        // Not "greater": a NaN is outside of every limit.
+        if max_abs <= self.max_abs && relative_rms <= self.relative_rms {
+            return Ok(());
+        }
+        Err(format!(
+            "{what}: max abs {max_abs:.2e}, relative RMS {relative_rms:.2e}; limits {:.0e}, {:.0e}",
+            self.max_abs, self.relative_rms
+        ))
+    }
+}
+
 /// Largest absolute difference, and RMS of the difference over RMS of `right`.
 pub fn distance(left: &[f32], right: &[f32]) -> (f64, f64) {
     assert_eq!(left.len(), right.len(), "values to compare");
     let (mut max, mut square, mut size) = (0f64, 0f64, 0f64);
     for (&l, &r) in left.iter().zip(right) {
         let d = f64::from(l) - f64::from(r);
-        max = max.max(d.abs());
+        // f64::max drops a NaN.
+        max = if d.is_nan() { f64::NAN } else { max.max(d.abs()) };
         square += d * d;
         size += f64::from(r) * f64::from(r);
     }

@@ -1,0 +1,47 @@
+//! Why a request ends without an answer.
+
+use crate::sampler::SampleError;
+
+/// Why the engine could not do what a request asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The model, its pages or its device.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+    /// The sampler's settings or a row it could not use.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// There is nothing to continue.
+    #[error("the prompt has no tokens; at least one is needed to continue from")]
+    EmptyPrompt,
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {n_tokens} tokens, but the context holds {n_ctx} and one place must be \
+         left for the answer"
+    )]
+    PromptTooLong {
+        /// Tokens of the whole sequence with the prompt.
+        n_tokens: usize,
+        /// Tokens the context holds.
+        n_ctx: usize,
+    },
+    /// More context was asked for than the model has.
+    #[error("a context of {found} tokens is outside what this model can hold: 2 to {n_ctx}")]
+    Context {
+        /// Tokens asked for.
+        found: usize,
+        /// Tokens the model was trained for.
+        n_ctx: usize,
+    },
+    /// The logits of a row hold a NaN or an infinity.
+    #[error(
+        "the logits after position {position} are not finite (first at token {token}): the file \
+         is damaged, or the prompt drives the model out of its range"
+    )]
+    NonFiniteLogits {
+        /// Position of the row.
+        position: usize,
+        /// First token whose logit is not finite.
+        token: u32,
+    },
+}

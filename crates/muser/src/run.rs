@@ -1,0 +1,352 @@
+//! `muser run`: one prompt, one answer, streamed.
+//!
+//! The answer goes to stdout. Everything else goes to stderr: the start line,
+//! the reasoning (dim), the figures at the end. So `muser run ... > file` holds
+//! the answer and nothing else.
+
+use crate::input::read_text;
+use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
+use crate::sampling::{SamplingArgs, describe};
+use crate::terminal::{self, DIM};
+use anyhow::{Context, bail};
+use engine::{Ending, Engine, Generated, Generation, Receive, Request, SamplerSettings, Sequence};
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use text::{
+    ChatTemplate, ControlTokens, Conversation, DateTime, Message, Reader, Reasoning, Special,
+    Tokenizer, TurnEvent, TurnFormat, TurnGuide,
+};
+
+/// Answer one prompt, streamed
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    muser run \"Tell me a story about a lighthouse\"\n  \
+    muser run --reasoning low --seed 7 \"Name four fruits.\"\n  \
+    muser run --model SmolLM2-135M-Instruct.Q4_1.gguf \"What is the capital of France?\"\n  \
+    git diff | muser run --system \"Review this change.\" -\n  \
+    muser run --raw --max-tokens 40 \"Once upon a time\"\n  \
+    muser run --json --temperature 0 \"Hello\" | jq .content")]
+pub struct Args {
+    /// The prompt; `-` reads it from standard input
+    prompt: String,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Text of the system message [default: the template's own]
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
+    /// How much the model thinks first: low, medium, high or xhigh
+    #[arg(long, value_name = "LEVEL", conflicts_with = "raw")]
+    reasoning: Option<Reasoning>,
+    /// Current date that the template tells the model, YYYY-MM-DD [default: today, UTC]
+    #[arg(long, value_name = "DATE", conflicts_with = "raw")]
+    date: Option<String>,
+    /// Continue the prompt as plain text, without the chat template
+    #[arg(long)]
+    raw: bool,
+    /// With --raw: control tokens spelled in the prompt are control tokens
+    #[arg(long, requires = "raw")]
+    special: bool,
+    /// Tokens to generate at most, reasoning included [default: until the context is full]
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
+    /// End the answer before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Print one JSON object at the end instead of streaming
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let prompt = read_text(&args.prompt, "the prompt")?;
+    if prompt.is_empty() {
+        bail!("the prompt is empty; give a text, or - to read one from standard input");
+    }
+    let file = args.model.open()?;
+    let tokenizer = file.tokenizer()?;
+    let (tokens, format) = args.tokens(&file, &tokenizer, &prompt)?;
+    let reader = Reader::new(Arc::clone(&tokenizer), format, Arc::from([]), &args.stop)?;
+
+    let model = args.load.load(&file)?;
+    let sampling = args.sampling.settings(&file, model.config().architecture)?;
+    let request = Request {
+        sampling: sampling.settings,
+        max_tokens: args.max_tokens.map(|n| n as usize),
+        logprobs: None,
+    };
+    let mut engine = Engine::new(model, args.load.ctx)?;
+    if !args.json {
+        print_start(args, &file, &engine, &request.sampling, sampling.origin);
+    }
+
+    let mut sequence = Sequence::new();
+    sequence.push(&tokens);
+    let mut guide = TurnGuide::new(reader.clone());
+    let mut answer = Answer::new(reader, args.json);
+    let outcome = engine.generate(&mut sequence, &request, &mut guide, &mut answer);
+    answer.bar.finish_and_clear();
+    let done = outcome?;
+    answer.finish()?;
+    if args.json {
+        let report = answer.report(&file, &tokens, &request.sampling, &done);
+        terminal::print_line(format_args!("{report:#}"))?;
+    } else {
+        answer.print_figures(&done, request.sampling.seed);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    /// The prompt's tokens, and how the answer is to be read.
+    fn tokens(
+        &self,
+        file: &ModelFile,
+        tokenizer: &Tokenizer,
+        prompt: &str,
+    ) -> anyhow::Result<(Vec<u32>, TurnFormat)> {
+        if self.raw {
+            let special = match self.special {
+                true => Special::Parse,
+                false => Special::Text,
+            };
+            let tokens = tokenizer.encode_prompt(prompt, special);
+            return Ok((tokens, TurnFormat::of_completion(tokenizer)));
+        }
+        let template = ChatTemplate::from_file(file.chat_template()?, ControlTokens::of(tokenizer));
+        let template = template.with_context(|| {
+            format!("chat template of {} (--raw continues plain text without one)", file.name)
+        })?;
+        if self.reasoning.is_some() && !template.uses_variable("reasoning_strength") {
+            bail!(
+                "--reasoning has no effect on {}: its chat template does not use \
+                 reasoning_strength",
+                file.name
+            );
+        }
+        let system = self.system.iter().map(|text| Message::new("system", text));
+        let user = [Message::new("user", prompt)];
+        let now = now(self.date.as_deref())?;
+        let conversation = Conversation {
+            reasoning_strength: self.reasoning,
+            current_date: Some(now.iso_date()),
+            now: Some(now),
+            ..Conversation::new(system.chain(user).collect())
+        };
+        let segments = template.render(&conversation)?;
+        let tokens = tokenizer.encode_segments(&segments);
+        Ok((tokens, TurnFormat::of_chat(tokenizer)))
+    }
+}
+
+/// The date given, or today's.
+pub fn now(date: Option<&str>) -> anyhow::Result<DateTime> {
+    let Some(date) = date else {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seconds = since.context("the clock is before 1970")?.as_secs();
+        return Ok(DateTime::from_unix_seconds(seconds as i64)?);
+    };
+    let mut parts = date.split('-');
+    let mut next = |width: usize| {
+        let part = parts.next().filter(|p| p.len() == width)?;
+        part.parse::<u32>().ok()
+    };
+    let (year, month, day) = (next(4), next(2), next(2));
+    let parsed = match (year, month, day, parts.next()) {
+        (Some(y), Some(m), Some(d), None) => DateTime::from_date(y.into(), m as u8, d as u8).ok(),
+        _ => None,
+    };
+    parsed.with_context(|| format!("--date: found {date:?}, expected a date as 2026-01-31"))
+}
+
+fn print_start(
+    args: &Args,
+    file: &ModelFile,
+    engine: &Engine,
+    sampling: &SamplerSettings,
+    origin: &str,
+) {
+    let model = engine.model();
+    let title = match file.text("general.name").filter(|_| !file.is_bundled) {
+        Some(name) => format!("{name} ({})", file.name),
+        None => file.name.clone(),
+    };
+    anstream::eprintln!(
+        "{DIM}{title} | {} | {} | kv {} | context {} | {} ({origin}){DIM:#}",
+        model.config().architecture.name(),
+        model.caps().device,
+        model.capacity().layout.ty,
+        engine.n_ctx(),
+        describe(sampling),
+    );
+    if args.raw && model.config().architecture == model::Architecture::MuseGlimmer {
+        anstream::eprintln!("{DIM}raw completion: no chat template, no reasoning{DIM:#}");
+    }
+}
+
+/// Takes tokens, reads the turn, shows it.
+struct Answer {
+    reader: Reader,
+    /// Collect instead of showing?
+    is_quiet: bool,
+    bar: ProgressBar,
+    reasoning: String,
+    content: String,
+    calls: Vec<Value>,
+    /// What went wrong while showing.
+    failure: Option<std::io::Error>,
+}
+
+impl Answer {
+    fn new(reader: Reader, is_quiet: bool) -> Answer {
+        Answer {
+            reader,
+            is_quiet,
+            bar: ProgressBar::hidden(),
+            reasoning: String::new(),
+            content: String::new(),
+            calls: Vec::new(),
+            failure: None,
+        }
+    }
+
+    fn take(&mut self, events: Vec<TurnEvent>) {
+        for event in events {
+            if let Err(error) = self.show(event) {
+                self.failure.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Keeps an event, and shows it where it belongs.
+    fn show(&mut self, event: TurnEvent) -> std::io::Result<()> {
+        match event {
+            TurnEvent::Reasoning(text) => {
+                if !self.is_quiet {
+                    anstream::eprint!("{DIM}{text}{DIM:#}");
+                }
+                self.reasoning.push_str(&text);
+            }
+            TurnEvent::Content(text) => {
+                if !self.is_quiet {
+                    if self.content.is_empty() && !self.reasoning.is_empty() {
+                        anstream::eprintln!("\n");
+                    }
+                    let mut out = std::io::stdout().lock();
+                    out.write_all(text.as_bytes())?;
+                    out.flush()?;
+                }
+                self.content.push_str(&text);
+            }
+            TurnEvent::ToolCall {
+                name, arguments, ..
+            } => {
+                let call = json!({ "name": name, "arguments": arguments });
+                if !self.is_quiet {
+                    anstream::eprintln!("{DIM}[calls {call}]{DIM:#}");
+                }
+                self.calls.push(call);
+            }
+            // Notices for people who watch; the outcome follows.
+            TurnEvent::ToolCallStart { .. } | TurnEvent::CutToolCall { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Shows what was held back; fails if something could not be shown.
+    fn finish(&mut self) -> anyhow::Result<()> {
+        let (events, _) = self.reader.finish();
+        self.take(events);
+        if !self.is_quiet && !self.content.ends_with('\n') && !self.content.is_empty() {
+            let mut out = std::io::stdout().lock();
+            self.failure = self.failure.take().or(writeln!(out).err());
+        }
+        match self.failure.take() {
+            None => Ok(()),
+            Some(error) => Err(error).context("cannot write the answer"),
+        }
+    }
+
+    fn finish_reason(&self) -> &'static str {
+        self.reader.finish_reason().map_or("length", |r| r.as_str())
+    }
+
+    fn print_figures(&self, done: &Generation, seed: u64) {
+        let ended = match done.ending {
+            Ending::Context => "context full".to_string(),
+            _ => self.finish_reason().to_string(),
+        };
+        anstream::eprintln!(
+            "{DIM}prompt {} tokens, {:.1} tokens/s | generated {}, {:.1} tokens/s | {ended} | \
+             seed {seed}{DIM:#}",
+            done.n_prefill,
+            done.prefill_rate(),
+            done.n_generated,
+            done.decode_rate(),
+        );
+        if self.content.is_empty() && self.calls.is_empty() {
+            terminal::warn("the answer is empty: the token budget ended before it began");
+        }
+    }
+
+    /// Everything, for programs.
+    fn report(
+        &self,
+        file: &ModelFile,
+        prompt: &[u32],
+        sampling: &SamplerSettings,
+        done: &Generation,
+    ) -> Value {
+        json!({
+            "model": file.name,
+            "content": self.content,
+            "reasoning_content": self.reasoning,
+            "tool_calls": self.calls,
+            "finish_reason": self.finish_reason(),
+            "seed": sampling.seed,
+            "usage": {
+                "prompt_tokens": prompt.len(),
+                "completion_tokens": done.n_generated,
+            },
+            "timings": {
+                "prefill_tokens": done.n_prefill,
+                "prefill_ms": done.prefill.as_secs_f64() * 1e3,
+                "decode_tokens": done.n_generated,
+                "decode_ms": done.decode.as_secs_f64() * 1e3,
+                "decode_tokens_per_second": done.decode_rate(),
+            },
+        })
+    }
+}
+
+impl Receive for Answer {
+    fn prefilled(&mut self, done: usize, total: usize) {
+        // A bar only where there is more than one pass to wait for.
+        if done < total && self.bar.is_hidden() && !self.is_quiet {
+            self.bar = terminal::progress(total as u64, "reading the prompt");
+        }
+        self.bar.set_position(done as u64);
+        if done == total {
+            self.bar.finish_and_clear();
+        }
+    }
+
+    fn token(&mut self, generated: &Generated) -> ControlFlow<()> {
+        let events = self.reader.push(generated.token);
+        self.take(events);
+        match self.failure {
+            // Nobody reads on (`muser run ... | head`).
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        }
+    }
+}
