@@ -16,6 +16,7 @@ mod graph_llama;
 mod graph_muse_glimmer;
 mod guide;
 pub mod kv;
+pub mod paired;
 mod reference;
 mod rope;
 mod weights;
@@ -30,6 +31,7 @@ pub use error::{DeviceError, Error};
 pub use forward::{Capacity, Forward, Model, Options};
 pub use guide::{Constraint, Guide, TokenMask, Verdict};
 pub use kv::{KvType, PAGE_ROWS, PageClass, PageId, PagePool, SequencePages};
+pub use paired::Paired;
 pub use reference::Reference;
 pub use rope::{Pairing, Rope, RopeScaling};
 

@@ -3,7 +3,7 @@
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use gguf::{Bytes, Gguf};
-use model::{Config, Forward, KvType, Model, Options, Reference};
+use model::{Backend, Config, Forward, KvType, Model, Options, Reference};
 use std::path::PathBuf;
 use std::sync::Arc;
 use text::Tokenizer;
@@ -109,20 +109,24 @@ pub struct LoadArgs {
 impl LoadArgs {
     /// Loads the model with room for one sequence of the whole context.
     pub fn load(&self, file: &ModelFile) -> anyhow::Result<Box<dyn Forward>> {
+        match self.device {
+            Device::Reference => Ok(Box::new(self.load_on(Reference::new(), file)?)),
+        }
+    }
+
+    /// The same on a device of the caller's, whatever `--device` says.
+    pub fn load_on<B: Backend>(&self, be: B, file: &ModelFile) -> anyhow::Result<Model<B>> {
         let load = || {
             let config = Config::from_metadata(file.gguf.metadata())?;
             let n_ctx = self.ctx.unwrap_or(config.n_ctx).min(config.n_ctx);
             let layout = config.kv_layout(self.kv.into());
-            let Device::Reference = self.device;
-            let be = Reference::new();
-            let max_rows = model::Backend::caps(&be).max_rows;
+            let max_rows = be.caps().max_rows;
             let options = Options {
                 kv: self.kv.into(),
                 kv_bytes: (layout.slabs_for(n_ctx, max_rows) * layout.slab_bytes()) as u64,
             };
             Model::load_as(be, &file.gguf, config, options)
         };
-        let model = load().with_context(|| format!("cannot load {}", file.name))?;
-        Ok(Box::new(model))
+        load().with_context(|| format!("cannot load {}", file.name))
     }
 }

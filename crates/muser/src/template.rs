@@ -120,7 +120,10 @@ impl Args {
                     let template = ChatTemplate::new(source, tokens);
                     template.with_context(|| file.name.clone())
                 }
-                None => bail!("{} has no chat template; give one with --template FILE", file.name),
+                None => bail!(
+                    "{} has no chat template; give one with --template FILE",
+                    file.name
+                ),
             },
         }
     }

@@ -58,6 +58,19 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.2} {}", UNITS[unit])
 }
 
+/// `1234567` as `1,234,567`.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.char_indices() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Writes a line to stdout; unlike `println!`, a closed pipe is an error.
 pub fn print_line(line: impl std::fmt::Display) -> std::io::Result<()> {
     writeln!(std::io::stdout().lock(), "{line}")
@@ -68,4 +81,12 @@ pub fn progress(total: u64, label: &'static str) -> ProgressBar {
     const TEMPLATE: &str = "{msg} {bar:30} {pos}/{len} ({eta} left)";
     let style = ProgressStyle::with_template(TEMPLATE).expect("a valid template");
     ProgressBar::new(total).with_style(style).with_message(label)
+}
+
+/// A bar over `total` bytes on stderr; hidden where that is no terminal.
+pub fn byte_progress(total: u64) -> ProgressBar {
+    const TEMPLATE: &str =
+        "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} ({eta} left) {msg}";
+    let style = ProgressStyle::with_template(TEMPLATE).expect("a valid template");
+    ProgressBar::new(total).with_style(style)
 }

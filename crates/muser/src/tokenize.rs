@@ -18,7 +18,7 @@ use text::{ControlText, Special, Tokenizer};
     muser tokenize \"Hello there\"\n  \
     muser tokenize --special --bos never \"<|start|>user<|message|>Hi<|eot|>\"\n  \
     muser tokenize --ids - < story.txt\n  \
-    muser tokenize --decode 72,105\n  \
+    muser tokenize --decode 3968,1605,426\n  \
     muser tokenize --model SmolLM2-135M-Instruct.Q4_1.gguf --json \"Hello\" | jq '.tokens[].id'")]
 pub struct Args {
     /// The text; `-` reads it from standard input
@@ -92,7 +92,9 @@ impl Args {
         };
         if self.bos == Bos::Always {
             let bos = tokenizer.bos();
-            let bos = bos.ok_or_else(|| anyhow::anyhow!("--bos always: the model file names no BOS token"))?;
+            let bos = bos.ok_or_else(|| {
+                anyhow::anyhow!("--bos always: the model file names no BOS token")
+            })?;
             ids.insert(0, bos);
         }
         Ok(ids)
@@ -127,7 +129,11 @@ pub fn print_text(text: &str) -> std::io::Result<()> {
 fn warn_of_missing_bytes(tokenizer: &Tokenizer, text: &str) {
     let missing = tokenizer.missing_bytes();
     let lost = |byte: &u8| text.as_bytes().contains(byte);
-    let lost: Vec<String> = missing.iter().filter(|b| lost(b)).map(|b| format!("0x{b:02x}")).collect();
+    let lost: Vec<String> = missing
+        .iter()
+        .filter(|b| lost(b))
+        .map(|b| format!("0x{b:02x}"))
+        .collect();
     if !lost.is_empty() {
         terminal::warn(&format!(
             "the vocabulary has no token for these bytes of the text, so it does not survive: {}",

@@ -83,7 +83,9 @@ pub enum Error {
         found: String,
     },
     /// A SentencePiece vocabulary cannot spell a blank.
-    #[error("tokenizer.ggml.tokens: no normal token \"\u{2581}\", expected one that stands for a blank")]
+    #[error(
+        "tokenizer.ggml.tokens: no normal token \"\u{2581}\", expected one that stands for a blank"
+    )]
     BlankTokenMissing,
     /// A score is not a number.
     #[error("tokenizer.ggml.scores: token {id} has score NaN, expected a number")]

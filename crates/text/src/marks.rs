@@ -18,6 +18,8 @@ use std::collections::HashSet;
 const PRIVATE_USE: [std::ops::RangeInclusive<u32>; 2] =
     [0x10_0000..=0x10_FFFD, 0xF_0000..=0xF_FFFD];
 
+const FIRST_PRIVATE_USE: char = '\u{F0000}';
+
 /// The control tokens that one template spells.
 #[derive(Clone, Debug)]
 pub(crate) struct SpelledTokens {
@@ -52,7 +54,7 @@ impl SpelledTokens {
         let taken: HashSet<char> = source
             .chars()
             .chain(inputs.chars())
-            .filter(|&c| c >= '\u{F0000}')
+            .filter(|&c| c >= FIRST_PRIVATE_USE)
             .collect();
         let marks: Vec<char> = PRIVATE_USE
             .into_iter()
@@ -95,7 +97,8 @@ impl SpelledTokens {
         let mut rest = rendered;
         while let Some(first) = rest.chars().next() {
             let after = &rest[first.len_utf8()..];
-            let marked = marks.0.iter().position(|&mark| mark == first);
+            let is_private = first >= FIRST_PRIVATE_USE;
+            let marked = marks.0.iter().position(|&mark| is_private && mark == first);
             let Some(token) = marked.map(|index| &self.tokens[index]) else {
                 text.push(first);
                 rest = after;
@@ -137,16 +140,30 @@ fn is_markup(token: &str) -> bool {
     token.chars().count() >= 3 && token.chars().any(|c| c.is_ascii_punctuation() && c != '_')
 }
 
-/// Does `source` end a piece of text inside `token`, as a template does that
-/// writes `'<|' ~ name ~ '|>'`?
-pub(crate) fn is_cut_by(source: &str, token: &str) -> bool {
+/// Beginnings of control tokens, of two characters or more, at which a piece
+/// of the template's text breaks off, as in `'<|' ~ name ~ '|>'`.
+pub(crate) fn cut_heads<'t>(source: &str, control: impl Iterator<Item = &'t str>) -> Vec<String> {
     const ENDS: [&str; 4] = ["'", "\"", "{{", "{%"];
-    token
-        .char_indices()
-        .map(|(at, _)| &token[..at])
-        .filter(|head| head.chars().count() >= 2)
-        .any(|head| {
-            ENDS.iter()
-                .any(|end| source.contains(&format!("{head}{end}")))
+    let heads: HashSet<&str> = control
+        .filter(|token| is_markup(token))
+        .flat_map(|token| {
+            token
+                .char_indices()
+                .skip(2)
+                .map(move |(at, _)| &token[..at])
         })
+        .collect();
+    let longest = heads.iter().map(|head| head.len()).max().unwrap_or(0);
+    let mut cut = HashSet::new();
+    for end in ENDS.iter().flat_map(|end| source.match_indices(end)) {
+        let before = &source[..end.0];
+        for length in 2..=longest.min(before.len()) {
+            if let Some(head) = before.get(before.len() - length..)
+                && heads.contains(head)
+            {
+                cut.insert(head.to_owned());
+            }
+        }
+    }
+    cut.into_iter().collect()
 }

@@ -14,7 +14,7 @@
 use crate::chat::{Conversation, Message};
 use crate::date::DateTime;
 use crate::error::Error;
-use crate::marks::{Marks, SpelledTokens, is_cut_by};
+use crate::marks::{Marks, SpelledTokens, cut_heads};
 use crate::tojson::tojson;
 use crate::tokenizer::Tokenizer;
 use crate::{Segment, Special};
@@ -70,6 +70,8 @@ pub struct ChatTemplate {
     tokens: ControlTokens,
     spelled: SpelledTokens,
     marks: Marks,
+    /// Beginnings of control tokens at which the source breaks off.
+    cut_heads: Vec<String>,
     variables: HashSet<String>,
 }
 
@@ -101,19 +103,21 @@ impl ChatTemplate {
             tokens.bos.iter().chain(&tokens.eos).map(String::as_str),
         );
         let marks = spelled.marks(&source, "")?;
+        let cut_heads = cut_heads(&source, tokens.all.iter().map(String::as_str));
         let mut environment = environment();
         add(&mut environment, PLAIN, source.clone())?;
         add(&mut environment, MARKED, spelled.mark(&source, &marks))?;
         let variables = environment
             .get_template(PLAIN)
             .map(|template| template.undeclared_variables(false))
-            .map_err(syntax)?;
+            .map_err(|error| syntax(&error))?;
         Ok(ChatTemplate {
             environment,
             source,
             tokens,
             spelled,
             marks,
+            cut_heads,
             variables,
         })
     }
@@ -163,7 +167,7 @@ impl ChatTemplate {
         {
             return Err(Error::TemplateEditsControlTokens);
         }
-        self.check_whole(&segments, &inputs.strings)?;
+        self.check_whole(&segments, &inputs)?;
         Ok(segments)
     }
 
@@ -183,7 +187,9 @@ impl ChatTemplate {
                 variables.insert(key.to_owned(), Value::from(token(text)));
             }
         }
-        let template = environment.get_template(name).map_err(syntax)?;
+        let template = environment
+            .get_template(name)
+            .map_err(|error| syntax(&error))?;
         let mut output = Output::default();
         let outcome = template
             .render_captured_to(Value::from_iter(variables), &mut output)
@@ -201,20 +207,25 @@ impl ChatTemplate {
 
     /// A template that puts control tokens together from pieces would get
     /// text in their place: say so instead.
-    fn check_whole(&self, segments: &[Segment], strings: &[String]) -> Result<(), Error> {
-        for text in segments.iter().filter(|s| s.special == Special::Text) {
-            let cut = self.tokens.all.iter().find(|token| {
-                text.text.contains(token.as_str())
-                    && !strings.iter().any(|string| string.contains(token.as_str()))
-                    && is_cut_by(&self.source, token)
-            });
-            if let Some(token) = cut {
-                return Err(Error::ControlTokenInPieces {
-                    token: token.clone(),
-                });
-            }
+    fn check_whole(&self, segments: &[Segment], inputs: &Inputs) -> Result<(), Error> {
+        if self.cut_heads.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let mut strings = Vec::new();
+        collect_strings(&inputs.json, &mut strings);
+        let is_cut = |token: &str| {
+            let mut heads = self.cut_heads.iter();
+            let mut texts = segments.iter().filter(|s| s.special == Special::Text);
+            heads.any(|head| token.starts_with(head))
+                && texts.any(|segment| segment.text.contains(token))
+                && !strings.iter().any(|string| string.contains(token))
+        };
+        match self.tokens.all.iter().find(|token| is_cut(token)) {
+            Some(token) => Err(Error::ControlTokenInPieces {
+                token: token.clone(),
+            }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -223,8 +234,7 @@ struct Inputs {
     variables: BTreeMap<String, Value>,
     /// All of it as JSON, to look for characters.
     text: String,
-    /// Every string of it, to look for words.
-    strings: Vec<String>,
+    json: serde_json::Value,
 }
 
 impl Inputs {
@@ -242,8 +252,6 @@ impl Inputs {
         if conversation.tools.is_empty() {
             json["tools"] = serde_json::Value::Null;
         }
-        let mut strings = Vec::new();
-        collect_strings(&json, &mut strings);
         let mut variables = BTreeMap::new();
         if let serde_json::Value::Object(map) = &json {
             for (name, value) in map {
@@ -256,7 +264,7 @@ impl Inputs {
         Ok(Inputs {
             variables,
             text: json.to_string(),
-            strings,
+            json,
         })
     }
 }
@@ -268,15 +276,15 @@ fn parse_arguments(message: &mut Message) -> Result<(), Error> {
     Ok(())
 }
 
-fn collect_strings(value: &serde_json::Value, strings: &mut Vec<String>) {
+fn collect_strings<'v>(value: &'v serde_json::Value, strings: &mut Vec<&'v str>) {
     match value {
-        serde_json::Value::String(text) => strings.push(text.clone()),
+        serde_json::Value::String(text) => strings.push(text),
         serde_json::Value::Array(items) => {
             items.iter().for_each(|item| collect_strings(item, strings));
         }
         serde_json::Value::Object(map) => {
             for (key, item) in map {
-                strings.push(key.clone());
+                strings.push(key);
                 collect_strings(item, strings);
             }
         }
@@ -302,7 +310,9 @@ fn add(
     name: &'static str,
     source: String,
 ) -> Result<(), Error> {
-    environment.add_template_owned(name, source).map_err(syntax)
+    environment
+        .add_template_owned(name, source)
+        .map_err(|error| syntax(&error))
 }
 
 /// What `raise_exception` was given, to be found again behind the engine's
@@ -332,7 +342,7 @@ fn strftime_now(now: DateTime) -> Value {
     })
 }
 
-fn syntax(error: minijinja::Error) -> Error {
+fn syntax(error: &minijinja::Error) -> Error {
     Error::TemplateSyntax {
         reason: error.to_string(),
     }

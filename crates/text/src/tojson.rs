@@ -22,6 +22,10 @@ struct Style {
 }
 
 /// `value | tojson(indent=, ensure_ascii=, separators=, sort_keys=)`.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the engine hands keyword arguments over by value"
+)]
 pub(crate) fn tojson(
     value: &Value,
     indent: Option<Value>,

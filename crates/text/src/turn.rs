@@ -477,6 +477,8 @@ fn read_header(text: &str, has_role: bool) -> Header<'_> {
     }
 }
 
+/// Can this be a name in a header? Markers spelled as text cannot.
 fn is_recipient(name: &str) -> bool {
-    name.len() <= MOST_RECIPIENT_BYTES && !name.contains(char::is_whitespace)
+    let is_foreign = |c: char| c.is_whitespace() || matches!(c, '<' | '>' | '|' | '"');
+    name.len() <= MOST_RECIPIENT_BYTES && !name.contains(is_foreign)
 }

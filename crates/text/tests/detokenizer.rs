@@ -33,7 +33,11 @@ fn stream(mut detokenizer: Detokenizer, ids: &[u32]) -> Vec<String> {
 }
 
 fn check(ids: &[u32], texts: &[&str]) {
-    assert_eq!(stream(Detokenizer::new(bytes_only()), ids), texts, "{ids:?}");
+    assert_eq!(
+        stream(Detokenizer::new(bytes_only()), ids),
+        texts,
+        "{ids:?}"
+    );
 }
 
 #[test]
@@ -52,7 +56,10 @@ fn invalid_bytes_become_replacement_characters() {
     check(&[0xE2, 0x82, 0x41], &["", "", "\u{FFFD}A", ""]);
     check(&[0xE2, 0xC3, 0xA9], &["", "\u{FFFD}", "é", ""]);
     // E0 80: 80 cannot follow E0, so these are two errors, not one half.
-    check(&[0xE0, 0x80, 0x80], &["", "\u{FFFD}\u{FFFD}", "\u{FFFD}", ""]);
+    check(
+        &[0xE0, 0x80, 0x80],
+        &["", "\u{FFFD}\u{FFFD}", "\u{FFFD}", ""],
+    );
     check(&[0xF4, 0x90], &["", "\u{FFFD}\u{FFFD}", ""]);
 }
 
@@ -117,7 +124,9 @@ fn a_file_without_space_prefix_keeps_the_blank() {
 fn byte_ids() -> impl Strategy<Value = Vec<u32>> {
     let id = prop_oneof![
         0u32..258,
-        prop::sample::select(vec![0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x99, 0xED, 0xA0]),
+        prop::sample::select(vec![
+            0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x99, 0xED, 0xA0
+        ]),
         Just(256),
     ];
     prop::collection::vec(id, 0..40)

@@ -38,7 +38,11 @@ fn cuts_in_every_split() {
         let expected = (expected.to_owned(), is_stopped);
         assert_eq!(read(strings, [text]), expected, "{strings:?} in {text:?}");
         let letters: Vec<&str> = text.split("").filter(|piece| !piece.is_empty()).collect();
-        assert_eq!(read(strings, letters.iter().copied()), expected, "{strings:?} in {letters:?}");
+        assert_eq!(
+            read(strings, letters.iter().copied()),
+            expected,
+            "{strings:?} in {letters:?}"
+        );
         for (first, _) in text.char_indices() {
             for (second, _) in text.char_indices().filter(|&(at, _)| at >= first) {
                 let pieces = [&text[..first], &text[first..second], &text[second..]];
@@ -62,7 +66,12 @@ fn cuts_in_every_split() {
     check(&["bc", "c"], "abcd", "a", true);
     check(&["é"], "caf\u{e9}!", "caf", true);
     check(&["é!", "x"], "café?", "café?", false);
-    check(&["\u{1F600}\u{1F601}"], "a\u{1F600}\u{1F600}\u{1F601}b", "a\u{1F600}", true);
+    check(
+        &["\u{1F600}\u{1F601}"],
+        "a\u{1F600}\u{1F600}\u{1F601}b",
+        "a\u{1F600}",
+        true,
+    );
     check(&["<|eot|>"], "say <|eot|> now", "say ", true);
 }
 

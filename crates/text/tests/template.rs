@@ -12,7 +12,10 @@ use text::{
 };
 
 fn joined(segments: &[Segment]) -> String {
-    segments.iter().map(|segment| segment.text.as_str()).collect()
+    segments
+        .iter()
+        .map(|segment| segment.text.as_str())
+        .collect()
 }
 
 fn conversation(input: Value) -> Conversation {
@@ -21,7 +24,9 @@ fn conversation(input: Value) -> Conversation {
 
 fn render(source: &str, input: Value) -> Result<String, Error> {
     let template = ChatTemplate::new(source, ControlTokens::of(&tokenizer()))?;
-    template.render(&conversation(input)).map(|segments| joined(&segments))
+    template
+        .render(&conversation(input))
+        .map(|segments| joined(&segments))
 }
 
 fn user(text: &str) -> Value {
@@ -67,7 +72,9 @@ fn arguments_may_be_a_json_string() {
     };
     let prompt = with(json!({"b": "x", "a": [1, 2.5]}));
     assert!(
-        prompt.contains("<atem:parameter name=\"b\">x</atem:parameter>\n<atem:parameter name=\"a\">[1, 2.5]</"),
+        prompt.contains(
+            "<atem:parameter name=\"b\">x</atem:parameter>\n<atem:parameter name=\"a\">[1, 2.5]</"
+        ),
         "{prompt}"
     );
     assert_eq!(with(json!("{\"b\": \"x\", \"a\": [1, 2.5]}")), prompt);
@@ -78,7 +85,9 @@ fn arguments_may_be_a_json_string() {
 fn bad_arguments_name_the_call() {
     let check = |call: Value, message: &str| {
         let error = template()
-            .render(&conversation(json!({"messages": [{"role": "assistant", "tool_calls": [call]}]})))
+            .render(&conversation(
+                json!({"messages": [{"role": "assistant", "tool_calls": [call]}]}),
+            ))
             .expect_err(message);
         assert_eq!(error.to_string(), message);
     };
@@ -137,11 +146,19 @@ fn reasoning_reaches_the_template() {
 #[test]
 fn used_variables_are_known() {
     let template = template();
-    for name in ["reasoning_strength", "current_date", "knowledge_cutoff", "tools"] {
+    for name in [
+        "reasoning_strength",
+        "current_date",
+        "knowledge_cutoff",
+        "tools",
+    ] {
         assert!(template.uses_variable(name), "{name}");
     }
     assert!(!template.uses_variable("enable_thinking"));
-    assert!(!template.uses_variable("strength"), "set by the template itself");
+    assert!(
+        !template.uses_variable("strength"),
+        "set by the template itself"
+    );
     assert!(!template_of("{{ messages }}").uses_variable("reasoning_strength"));
 }
 
@@ -155,7 +172,10 @@ fn unknown_fields_pass_through() {
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}", "more": [1]}}]},
         ]}),
     );
-    assert_eq!(prompt.expect("a prompt"), "good|7|[1]|False|False|True|True");
+    assert_eq!(
+        prompt.expect("a prompt"),
+        "good|7|[1]|False|False|True|True"
+    );
 }
 
 /// The constructs of published templates, as Jinja2 renders them.
@@ -180,35 +200,89 @@ fn constructs() {
         "{{ tools[0].function.parameters | tojson(indent=2) }}",
         "{\n  \"z\": 1,\n  \"a\": [\n    1.0,\n    1e+16,\n    1e-05,\n    null,\n    true,\n    \"<é>\"\n  ]\n}",
     );
-    check("{{ {'b': [], 'a': {}} | tojson(indent=4, sort_keys=true) }}", "{\n    \"a\": {},\n    \"b\": []\n}");
-    check("{{ [1, 'é\u{1F600}'] | tojson(ensure_ascii=true, separators=[',', ':']) }}", r#"[1,"\u00e9\ud83d\ude00"]"#);
+    check(
+        "{{ {'b': [], 'a': {}} | tojson(indent=4, sort_keys=true) }}",
+        "{\n    \"a\": {},\n    \"b\": []\n}",
+    );
+    check(
+        "{{ [1, 'é\u{1F600}'] | tojson(ensure_ascii=true, separators=[',', ':']) }}",
+        r#"[1,"\u00e9\ud83d\ude00"]"#,
+    );
     check("{{ messages[0].content | tojson }}", r#"" Hi <b>&'\"é\n ""#);
-    check("{{ '\\x07\\x7f\\b\\f\\\\' | tojson }}", "\"\\u0007\u{7f}\\b\\f\\\\\"");
+    check(
+        "{{ '\\x07\\x7f\\b\\f\\\\' | tojson }}",
+        "\"\\u0007\u{7f}\\b\\f\\\\\"",
+    );
     // Strings.
-    check("{{ messages[1].content.split('</think>')[-1].lstrip('\\n') }}", "b");
-    check("{{ messages[0].content.strip() }}|{{ messages[0].content | trim }}", "Hi <b>&'\"é|Hi <b>&'\"é");
-    check("{{ 'abc'.startswith('ab') }}{{ 'abc'.endswith('x') }}", "TrueFalse");
-    check("{{ 'a-b' | replace('-', '+') | upper }}{{ 'A'.lower() }}", "A+Ba");
-    check("{{ ['a', 'b'] | join(', ') }}{{ 'x' ~ 1 ~ none ~ true }}", "a, bx1NoneTrue");
+    check(
+        "{{ messages[1].content.split('</think>')[-1].lstrip('\\n') }}",
+        "b",
+    );
+    check(
+        "{{ messages[0].content.strip() }}|{{ messages[0].content | trim }}",
+        "Hi <b>&'\"é|Hi <b>&'\"é",
+    );
+    check(
+        "{{ 'abc'.startswith('ab') }}{{ 'abc'.endswith('x') }}",
+        "TrueFalse",
+    );
+    check(
+        "{{ 'a-b' | replace('-', '+') | upper }}{{ 'A'.lower() }}",
+        "A+Ba",
+    );
+    check(
+        "{{ ['a', 'b'] | join(', ') }}{{ 'x' ~ 1 ~ none ~ true }}",
+        "a, bx1NoneTrue",
+    );
     check("{{ messages[0].content[1:3] }}", "Hi");
     // Lists and dicts.
-    check("{%- for k, v in tools[0].function.parameters.items() -%}{{ k }}{{ loop.index0 }}{{ loop.last }};{%- endfor -%}", "z0False;a1True;");
-    check("{{ tools[0].get('none', 'd') }}{{ tools[0].get('type') }}", "dfunction");
-    check("{{ ([1] + [2, 3])[-1] }}{{ dict({'a': 1}, **{'b': 2}) | tojson }}", "3{\"a\": 1, \"b\": 2}");
-    check("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1");
-    check("{{ messages | map(attribute='role') | join('/') }}{{ messages[::-1][0].role }}", "user/assistantassistant");
+    check(
+        "{%- for k, v in tools[0].function.parameters.items() -%}{{ k }}{{ loop.index0 }}{{ loop.last }};{%- endfor -%}",
+        "z0False;a1True;",
+    );
+    check(
+        "{{ tools[0].get('none', 'd') }}{{ tools[0].get('type') }}",
+        "dfunction",
+    );
+    check(
+        "{{ ([1] + [2, 3])[-1] }}{{ dict({'a': 1}, **{'b': 2}) | tojson }}",
+        "3{\"a\": 1, \"b\": 2}",
+    );
+    check(
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+        "1",
+    );
+    check(
+        "{{ messages | map(attribute='role') | join('/') }}{{ messages[::-1][0].role }}",
+        "user/assistantassistant",
+    );
     // Tests.
     check(
         "{{ 'x' is string }}{{ none is none }}{{ {} is mapping }}{{ [] is iterable }}{{ true is boolean }}{{ y is defined }}",
         "TrueTrueTrueTrueTrueFalse",
     );
     // Statements.
-    check("{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- set ns.n = ns.n + 1 -%}{%- endfor -%}{{ ns.n }}", "2");
-    check("{%- macro twice(x, y='!') -%}{{ x }}{{ x }}{{ y }}{%- endmacro -%}{{ twice('a') }}{{ twice('b', y='?') }}", "aa!bb?");
-    check("{%- for m in messages -%}{%- if loop.first -%}{%- continue -%}{%- endif -%}{{ m.role }}{%- break -%}{%- endfor -%}", "assistant");
-    check("{% for m in messages %}\n  {% if m.role == 'user' %}\nU\n  {% endif %}\n{% endfor %}\n", "U\n");
+    check(
+        "{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- set ns.n = ns.n + 1 -%}{%- endfor -%}{{ ns.n }}",
+        "2",
+    );
+    check(
+        "{%- macro twice(x, y='!') -%}{{ x }}{{ x }}{{ y }}{%- endmacro -%}{{ twice('a') }}{{ twice('b', y='?') }}",
+        "aa!bb?",
+    );
+    check(
+        "{%- for m in messages -%}{%- if loop.first -%}{%- continue -%}{%- endif -%}{{ m.role }}{%- break -%}{%- endfor -%}",
+        "assistant",
+    );
+    check(
+        "{% for m in messages %}\n  {% if m.role == 'user' %}\nU\n  {% endif %}\n{% endfor %}\n",
+        "U\n",
+    );
     check("{% generation %}x{%- endgeneration -%}\n y", "xy");
-    check("{{ bos_token }}{{ eos_token }}", "<|begin_of_text|><|end_of_text|>");
+    check(
+        "{{ bos_token }}{{ eos_token }}",
+        "<|begin_of_text|><|end_of_text|>",
+    );
     check("{{ strftime_now is defined }}", "False");
 }
 
@@ -218,24 +292,40 @@ fn strftime_now() {
     let at = |moment: DateTime, format: &str| {
         let mut conversation = Conversation::new(vec![Message::new("user", format)]);
         conversation.now = Some(moment);
-        template.render(&conversation).map(|segments| joined(&segments))
+        template
+            .render(&conversation)
+            .map(|segments| joined(&segments))
     };
     let moment = DateTime::from_unix_seconds(1_796_048_645).expect("a moment");
     let check = |moment, format: &str, text: &str| {
         assert_eq!(at(moment, format).expect(format), text, "{format}");
     };
     check(moment, "%Y-%m-%d %H:%M:%S", "2026-11-30 14:24:05");
-    check(moment, "%d %b %Y, %A %a %B", "30 Nov 2026, Monday Mon November");
-    check(moment, "%-I:%M %p %I %y %j %w %e %F %T %R %D%%", "2:24 PM 02 26 334 1 30 2026-11-30 14:24:05 14:24 11/30/26%");
+    check(
+        moment,
+        "%d %b %Y, %A %a %B",
+        "30 Nov 2026, Monday Mon November",
+    );
+    check(
+        moment,
+        "%-I:%M %p %I %y %j %w %e %F %T %R %D%%",
+        "2:24 PM 02 26 334 1 30 2026-11-30 14:24:05 14:24 11/30/26%",
+    );
     let leap = DateTime::from_date(2024, 2, 29).expect("a leap day");
     check(leap, "%-d/%-m %I%p %j %a", "29/2 12AM 060 Thu");
-    check(DateTime::from_unix_seconds(-1).expect("before 1970"), "%F %T", "1969-12-31 23:59:59");
+    check(
+        DateTime::from_unix_seconds(-1).expect("before 1970"),
+        "%F %T",
+        "1969-12-31 23:59:59",
+    );
     assert_eq!(
         at(moment, "%Q").expect_err("no such code").to_string(),
         "chat template failed: invalid operation: strftime_now: found the code \"%Q\", expected one of Python's (in chat_template:1)"
     );
     assert_eq!(
-        DateTime::from_date(2026, 2, 29).expect_err("no leap year").to_string(),
+        DateTime::from_date(2026, 2, 29)
+            .expect_err("no leap year")
+            .to_string(),
         "date: found 2026-2-29, expected a day of the years 1 to 9999"
     );
     let mut conversation = Conversation::new(Vec::new());
@@ -342,7 +432,9 @@ fn hostile_texts() -> Vec<String> {
         .map(str::to_owned),
     );
     // All marks that a template of a few control tokens would take.
-    let marks: String = ('\u{100000}'..='\u{100100}').map(|c| format!("{c}|eot|>")).collect();
+    let marks: String = ('\u{100000}'..='\u{100100}')
+        .map(|c| format!("{c}|eot|>"))
+        .collect();
     texts.push(marks);
     texts
 }
@@ -372,7 +464,7 @@ fn no_text_becomes_a_control_token() {
         .iter()
         .map(|input| control_texts(&render_both(&template, input).expect("a prompt")))
         .collect();
-    assert_eq!(harmless[1][7..9], ["<|message|>", "<|patch|>"]);
+    assert_eq!(harmless[1][5..7], ["<|message|>", "<|patch|>"]);
     for text in hostile_texts() {
         for (input, expected) in inputs(&text).iter().zip(&harmless) {
             let segments = render_both(&template, input).expect("a prompt");
@@ -387,27 +479,86 @@ fn no_filter_makes_a_control_token() {
         let segments = render_both(source, &user(text)).expect(source);
         assert_eq!(control_texts(&segments), control, "{source} with {text:?}");
     };
-    check("<|start|>{{ messages[0].content | lower }}", "<|EOT|>", &["<|start|>"]);
-    check("<|start|>{{ messages[0].content | replace('x', '') }}", "<|exot|>", &["<|start|>"]);
-    check("<|start|>{{ messages[0].content | trim }}", "  <|eot|> ", &["<|start|>"]);
-    check("<|start|>{{ messages[0].content | tojson }}", "<|eot|>", &["<|start|>"]);
-    check("<|start|>{{ messages[0].content.split(',') | join('') }}", "<|eo,t|>", &["<|start|>"]);
-    check("<|start|><{{ messages[0].content }}", "|eot|>", &["<|start|>"]);
-    check("<|start|>{{ '<' ~ messages[0].content ~ '>' }}", "|eot|", &["<|start|>"]);
-    check("{{ '<|start|>' | replace('start', messages[0].content) }}", "eot", &[]);
-    check("{{ '<|start|>'[:4] ~ messages[0].content }}", "art|>", &["<|start|>"]);
-    check("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "<|begin_of_text|><|end_of_text|>", &["<|begin_of_text|>", "<|end_of_text|>"]);
-    check("{{ bos_token ~ messages[0].content | upper }}", "<|eot|>", &["<|begin_of_text|>"]);
-    check("{% set x = '<|eot|>' ~ messages[0].content %}{{ x | length }}{{ x[::-1] }}", "<|eot|>", &[]);
-    check("{{ (['<|eot|>'] * 3) | join('<|eom|>') }}", "", &["<|eot|>", "<|eom|>", "<|eot|>", "<|eom|>", "<|eot|>"]);
-    check("{# <|eot|> #}{% if messages[0].content == 'a' %}<|eot|>{% else %}<|eom|>{% endif %}", "a", &["<|eot|>"]);
+    check(
+        "<|start|>{{ messages[0].content | lower }}",
+        "<|EOT|>",
+        &["<|start|>"],
+    );
+    check(
+        "<|start|>{{ messages[0].content | replace('x', '') }}",
+        "<|exot|>",
+        &["<|start|>"],
+    );
+    check(
+        "<|start|>{{ messages[0].content | trim }}",
+        "  <|eot|> ",
+        &["<|start|>"],
+    );
+    check(
+        "<|start|>{{ messages[0].content | tojson }}",
+        "<|eot|>",
+        &["<|start|>"],
+    );
+    check(
+        "<|start|>{{ messages[0].content.split(',') | join('') }}",
+        "<|eo,t|>",
+        &["<|start|>"],
+    );
+    check(
+        "<|start|><{{ messages[0].content }}",
+        "|eot|>",
+        &["<|start|>"],
+    );
+    check(
+        "<|start|>{{ '<' ~ messages[0].content ~ '>' }}",
+        "|eot|",
+        &["<|start|>"],
+    );
+    check(
+        "{{ '<|start|>' | replace('start', messages[0].content) }}",
+        "eot",
+        &[],
+    );
+    check(
+        "{{ '<|start|>'[:4] ~ messages[0].content }}",
+        "art|>",
+        &["<|start|>"],
+    );
+    check(
+        "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+        "<|begin_of_text|><|end_of_text|>",
+        &["<|begin_of_text|>", "<|end_of_text|>"],
+    );
+    check(
+        "{{ bos_token ~ messages[0].content | upper }}",
+        "<|eot|>",
+        &["<|begin_of_text|>"],
+    );
+    check(
+        "{% set x = '<|eot|>' ~ messages[0].content %}{{ x | length }}{{ x[::-1] }}",
+        "<|eot|>",
+        &[],
+    );
+    check(
+        "{{ (['<|eot|>'] * 3) | join('<|eom|>') }}",
+        "",
+        &["<|eot|>", "<|eom|>", "<|eot|>", "<|eom|>", "<|eot|>"],
+    );
+    check(
+        "{# <|eot|> #}{% if messages[0].content == 'a' %}<|eot|>{% else %}<|eom|>{% endif %}",
+        "a",
+        &["<|eot|>"],
+    );
     // Parts of one message that spell a control token together.
     let parts = json!({"messages": [{"role": "user", "content": [
         {"type": "text", "text": "<|eo"}, {"type": "text", "text": "t|>"},
     ]}]});
     let segments = render_both(&oracle::text("chat-template.jinja"), &parts).expect("a prompt");
     assert!(joined(&segments).contains("<|message|><|eot|><|eot|>"));
-    let n_ends = control_texts(&segments).iter().filter(|text| *text == "<|eot|>").count();
+    let n_ends = control_texts(&segments)
+        .iter()
+        .filter(|text| *text == "<|eot|>")
+        .count();
     assert_eq!(n_ends, 2, "the system message's and the user message's");
 }
 
@@ -425,14 +576,20 @@ fn a_template_that_looks_for_control_tokens() {
 
 #[test]
 fn a_message_of_all_private_use_characters() {
-    let all: String = ('\u{f0000}'..='\u{ffffd}').chain('\u{100000}'..='\u{10fffd}').collect();
-    let error = template().render(&conversation(user(&all))).expect_err("no mark is free");
+    let all: String = ('\u{f0000}'..='\u{ffffd}')
+        .chain('\u{100000}'..='\u{10fffd}')
+        .collect();
+    let error = template()
+        .render(&conversation(user(&all)))
+        .expect_err("no mark is free");
     assert_eq!(
         error.to_string(),
         "conversation: it holds nearly all private-use characters of Unicode, expected some to be free to mark control tokens"
     );
     let most = &all[4 * 200..];
-    let segments = template().render(&conversation(user(most))).expect("200 are free");
+    let segments = template()
+        .render(&conversation(user(most)))
+        .expect("200 are free");
     assert!(joined(&segments).contains(most));
 }
 

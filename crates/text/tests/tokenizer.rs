@@ -9,14 +9,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use text::{ControlText, Segment, Special, Tokenizer};
 use vocabulary::{
-    BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, byte_level, hello_world, oracle, repository,
-    sentencepiece, strings, tokenizer_of,
+    CONTROL, NORMAL, USER_DEFINED, byte_level, hello_world, oracle, repository, sentencepiece,
+    strings, tokenizer_of,
 };
 
-/// The supported values of `tokenizer.ggml.pre`.
-const PRES: [&str; 8] = [
-    "llama4", "gpt-4o", "llama-bpe", "llama3", "llama-v3", "smollm", "gpt-2", "qwen2",
-];
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
+
+/// One `tokenizer.ggml.pre` for each splitting rule.
+const PRES: [&str; 5] = ["llama4", "llama-bpe", "smollm", "gpt-2", "qwen2"];
 
 fn build(metadata: &Metadata) -> Tokenizer {
     Tokenizer::from_metadata(metadata).unwrap_or_else(|e| panic!("{e}"))
@@ -38,11 +39,17 @@ fn ids_of(value: &Json) -> Vec<u32> {
 }
 
 fn template(text: &str) -> Segment {
-    Segment { text: text.to_string(), special: Special::Parse }
+    Segment {
+        text: text.to_string(),
+        special: Special::Parse,
+    }
 }
 
 fn user(text: &str) -> Segment {
-    Segment { text: text.to_string(), special: Special::Text }
+    Segment {
+        text: text.to_string(),
+        special: Special::Text,
+    }
 }
 
 #[test]
@@ -80,31 +87,54 @@ fn special_ids_and_end_tokens_of_the_oracle_file() {
     let tokenizer = oracle();
     assert_eq!(tokenizer.n_vocab(), 512);
     let special = tokenizer.special();
-    assert_eq!((special.bos, special.eos, special.eot), (Some(400), Some(401), Some(408)));
-    assert_eq!((special.eom, special.pad, special.unk), (None, Some(418), None));
+    assert_eq!(
+        (special.bos, special.eos, special.eot),
+        (Some(400), Some(401), Some(408))
+    );
+    assert_eq!(
+        (special.eom, special.pad, special.unk),
+        (None, Some(418), None)
+    );
     assert_eq!(tokenizer.end_tokens(), [401, 408]);
     assert!(tokenizer.add_bos() && !tokenizer.add_eos());
     assert_eq!(tokenizer.id_of("<|eom|>"), Some(407));
     assert_eq!(tokenizer.token_text(407), Some("<|eom|>"));
     assert_eq!(tokenizer.token_bytes(407), Some(&b""[..]));
     assert!(tokenizer.is_control(407) && !tokenizer.is_control(399));
-    let the = tokenizer.id_of("\u{120}the").or(tokenizer.id_of("\u{120}t")).expect("a word");
-    assert!(tokenizer.token_bytes(the).is_some_and(|bytes| bytes.starts_with(b" t")));
-    assert_eq!((tokenizer.token_bytes(512), tokenizer.token_text(512)), (None, None));
+    let the = tokenizer
+        .id_of("\u{120}the")
+        .or(tokenizer.id_of("\u{120}t"))
+        .expect("a word");
+    assert!(
+        tokenizer
+            .token_bytes(the)
+            .is_some_and(|bytes| bytes.starts_with(b" t"))
+    );
+    assert_eq!(
+        (tokenizer.token_bytes(512), tokenizer.token_text(512)),
+        (None, None)
+    );
     assert!(!tokenizer.is_control(512));
     assert!(tokenizer.missing_bytes().is_empty());
 }
 
 #[test]
 fn end_of_message_is_no_end_even_if_the_file_names_it() {
-    let tokens = [("<|bos|>", CONTROL), ("<|eot|>", CONTROL), ("<|eom|>", CONTROL)];
+    let tokens = [
+        ("<|bos|>", CONTROL),
+        ("<|eot|>", CONTROL),
+        ("<|eom|>", CONTROL),
+    ];
     let mut metadata = byte_level("llama4", &[], &tokens);
     for (key, id) in [("eos", 257), ("eot", 257), ("eom", 258), ("mask", 256)] {
         metadata.insert(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
     }
     let tokenizer = build(&metadata);
     assert_eq!(tokenizer.end_tokens(), [257]);
-    assert_eq!((tokenizer.special().eom, tokenizer.special().mask), (Some(258), Some(256)));
+    assert_eq!(
+        (tokenizer.special().eom, tokenizer.special().mask),
+        (Some(258), Some(256))
+    );
 }
 
 #[test]
@@ -168,11 +198,21 @@ fn no_control_token_arises_across_a_border() {
 
 #[test]
 fn user_defined_tokens_are_matched_in_any_text() {
-    let tokens = [("<tool>", USER_DEFINED), ("<tool>!", USER_DEFINED), ("<|c|>", CONTROL)];
+    let tokens = [
+        ("<tool>", USER_DEFINED),
+        ("<tool>!", USER_DEFINED),
+        ("<|c|>", CONTROL),
+    ];
     let tokenizer = build(&byte_level("llama4", &["a b"], &tokens));
     let (ab, tool, tool_bang, control) = (256, 257, 258, 259);
-    assert_eq!(tokenizer.encode("ab<tool>ab", Special::Text), [ab, tool, ab]);
-    assert_eq!(tokenizer.encode("<tool>!ab", Special::Text), [tool_bang, ab]);
+    assert_eq!(
+        tokenizer.encode("ab<tool>ab", Special::Text),
+        [ab, tool, ab]
+    );
+    assert_eq!(
+        tokenizer.encode("<tool>!ab", Special::Text),
+        [tool_bang, ab]
+    );
     let parts = [template("<|c|><to"), user("ol>"), template("<|c|>")];
     assert_eq!(tokenizer.encode_segments(&parts), [control, tool, control]);
     assert_eq!(tokenizer.decode(&[ab, tool], ControlText::Skip), "ab<tool>");
@@ -183,18 +223,28 @@ fn user_defined_tokens_are_matched_in_any_text() {
 fn the_longest_control_token_wins() {
     let tokens = [("<|a", CONTROL), ("<|a|>", CONTROL), ("|>b", CONTROL)];
     let tokenizer = build(&byte_level("llama4", &[], &tokens));
-    assert_eq!(tokenizer.encode("<|a|>b", Special::Parse), [257, u32::from(b'b')]);
+    assert_eq!(
+        tokenizer.encode("<|a|>b", Special::Parse),
+        [257, u32::from(b'b')]
+    );
 }
 
 #[test]
 fn whole_pieces_precede_merges_only_for_llama3() {
     // "abc" is a token that no merge makes.
-    for (pre, expected) in [("llama-bpe", vec![257]), ("llama4", vec![256, u32::from(b'c')])] {
+    for (pre, expected) in [
+        ("llama-bpe", vec![257]),
+        ("llama4", vec![256, u32::from(b'c')]),
+    ] {
         let tokenizer = build(&byte_level(pre, &["a b"], &[("abc", NORMAL)]));
         assert_eq!(tokenizer.encode("abc", Special::Text), expected, "{pre}");
     }
     // A control or unused token is not taken for such a piece.
-    let tokenizer = build(&byte_level("llama-bpe", &[], &[("abc", CONTROL), ("xy", UNUSED)]));
+    let tokenizer = build(&byte_level(
+        "llama-bpe",
+        &[],
+        &[("abc", CONTROL), ("xy", UNUSED)],
+    ));
     assert_eq!(tokenizer.encode("abc", Special::Text), [97, 98, 99]);
     assert_eq!(tokenizer.encode("xy", Special::Parse), [120, 121]);
 }
@@ -210,9 +260,14 @@ fn a_missing_rule_means_gpt_2() {
 #[test]
 fn bytes_without_a_token_are_left_out_and_named() {
     let mut metadata = byte_level("gpt-2", &[], &[]);
-    let kept = vocabulary::alphabet().into_iter().filter(|c| c != "\u{104}" && c != "z");
+    let kept = vocabulary::alphabet()
+        .into_iter()
+        .filter(|c| c != "\u{104}" && c != "z");
     metadata.insert("tokenizer.ggml.tokens", strings(kept));
-    metadata.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![NORMAL; 254])));
+    metadata.insert(
+        "tokenizer.ggml.token_type",
+        Value::Array(Array::I32(vec![NORMAL; 254])),
+    );
     let tokenizer = build(&metadata);
     assert_eq!(tokenizer.missing_bytes(), [4, b'z']);
     let ids = tokenizer.encode("a\u{4}zb", Special::Text);
@@ -223,7 +278,9 @@ fn bytes_without_a_token_are_left_out_and_named() {
 fn sentencepiece_merges_by_score() {
     let tokenizer = build(&hello_world());
     let text = |ids: &[u32]| -> Vec<String> {
-        ids.iter().map(|&id| tokenizer.token_text(id).expect("in range").to_string()).collect()
+        ids.iter()
+            .map(|&id| tokenizer.token_text(id).expect("in range").to_string())
+            .collect()
     };
     let check = |input: &str, pieces: &[&str]| {
         let ids = tokenizer.encode(input, Special::Text);
@@ -236,14 +293,22 @@ fn sentencepiece_merges_by_score() {
     check(" ", &["\u{2581}", "\u{2581}"]);
     check("held", &["\u{2581}", "he", "ld"]);
     check("h\n", &["\u{2581}", "h", "<0x0A>"]);
-    check("é🙂", &["\u{2581}", "<0xC3>", "<0xA9>", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]);
+    check(
+        "é🙂",
+        &[
+            "\u{2581}", "<0xC3>", "<0xA9>", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>",
+        ],
+    );
     // Byte tokens, control tokens and the unknown token cannot be written out.
     let spelled = "<0x0A></s><unk>";
     let ids = tokenizer.encode(spelled, Special::Text);
     assert_eq!(tokenizer.decode(&ids, ControlText::Skip), spelled);
     // Where they may be, each begins a text anew.
     let ids = tokenizer.encode("<s>hello</s>hello<unk>", Special::Parse);
-    assert_eq!(text(&ids), ["<s>", "\u{2581}hello", "</s>", "\u{2581}hello", "<unk>"]);
+    assert_eq!(
+        text(&ids),
+        ["<s>", "\u{2581}hello", "</s>", "\u{2581}hello", "<unk>"]
+    );
     assert!(tokenizer.add_bos() && tokenizer.missing_bytes().is_empty());
     assert_eq!(tokenizer.encode_prompt("hello", Special::Text)[0], 1);
 }
@@ -382,10 +447,17 @@ fn a_megabyte_of_anything_takes_seconds() {
         "a", "A", " ", "\n", " \n", "1", "!", "🙂", "\u{301}", "猫", "aB", "猫A", "'s", "<|", "\r",
         "\u{a0}x", "<|eot|>",
     ];
-    let merges = ["a a", "aa aa", "aaaa aaaa", "\u{120} \u{120}", "\u{120}\u{120} \u{120}\u{120}"];
+    let merges = [
+        "a a",
+        "aa aa",
+        "aaaa aaaa",
+        "\u{120} \u{120}",
+        "\u{120}\u{120} \u{120}\u{120}",
+    ];
     let tokens = [("<|eot|>", CONTROL)];
-    let mut tokenizers: Vec<(&str, Tokenizer)> =
-        PRES.map(|pre| (pre, build(&byte_level(pre, &merges, &tokens)))).into();
+    let mut tokenizers: Vec<(&str, Tokenizer)> = PRES
+        .map(|pre| (pre, build(&byte_level(pre, &merges, &tokens))))
+        .into();
     tokenizers.push(("sentencepiece", build(&hello_world())));
     for (name, tokenizer) in &tokenizers {
         for pattern in patterns {
@@ -394,7 +466,246 @@ fn a_megabyte_of_anything_takes_seconds() {
             let ids = tokenizer.encode(&text, Special::Text);
             let elapsed = start.elapsed();
             assert!(elapsed < LIMIT, "{name}: {pattern:?} took {elapsed:?}");
-            assert!(tokenizer.decode(&ids, ControlText::Skip) == text, "{name}: {pattern:?}");
+            assert!(
+                tokenizer.decode(&ids, ControlText::Skip) == text,
+                "{name}: {pattern:?}"
+            );
         }
+    }
+}
+
+/// A change to good metadata and the exact message it must give.
+struct BadInput {
+    model: &'static str,
+    key: &'static str,
+    /// `None` removes the key.
+    value: Option<Value>,
+    message: &'static str,
+}
+
+fn bad(
+    model: &'static str,
+    key: &'static str,
+    value: impl Into<Option<Value>>,
+    message: &'static str,
+) -> BadInput {
+    BadInput {
+        model,
+        key,
+        value: value.into(),
+        message,
+    }
+}
+
+fn types(types: &[i32]) -> Value {
+    Value::Array(Array::I32(types.to_vec()))
+}
+
+fn bad_inputs() -> Vec<BadInput> {
+    let text = |text: &str| Value::String(text.to_string());
+    vec![
+        bad(
+            "gpt2",
+            "model",
+            None,
+            "metadata key tokenizer.ggml.model: missing, expected gpt2, llama",
+        ),
+        bad(
+            "gpt2",
+            "model",
+            text("bert"),
+            "tokenizer.ggml.model: found \"bert\", expected one of gpt2, llama",
+        ),
+        bad(
+            "gpt2",
+            "model",
+            Value::U32(1),
+            "metadata key tokenizer.ggml.model: found u32 1, expected string",
+        ),
+        bad(
+            "gpt2",
+            "pre",
+            text("deepseek-llm"),
+            "tokenizer.ggml.pre: found \"deepseek-llm\", expected one of llama4, gpt-4o, llama-bpe, llama3, llama-v3, smollm, gpt-2, qwen2",
+        ),
+        bad(
+            "gpt2",
+            "tokens",
+            None,
+            "metadata key tokenizer.ggml.tokens: missing, expected an array of strings",
+        ),
+        bad(
+            "gpt2",
+            "tokens",
+            strings::<&str>([]),
+            "tokenizer.ggml.tokens: found 0 tokens, expected 1 to 4294967295",
+        ),
+        bad(
+            "gpt2",
+            "tokens",
+            strings(["a", "b", "ab", "<|c|>", "a"]),
+            "tokenizer.ggml.tokens: tokens 0 and 4 are both \"a\", expected distinct texts",
+        ),
+        bad(
+            "gpt2",
+            "token_type",
+            None,
+            "metadata key tokenizer.ggml.token_type: missing, expected an array of integers",
+        ),
+        bad(
+            "gpt2",
+            "token_type",
+            types(&[1, 1, 1, 3]),
+            "tokenizer.ggml.token_type: found 4 entries, expected 5 (the length of tokenizer.ggml.tokens)",
+        ),
+        bad(
+            "gpt2",
+            "token_type",
+            types(&[1, 1, 1, 3, 7]),
+            "tokenizer.ggml.token_type: token 4 has type 7, expected 1 to 6",
+        ),
+        bad(
+            "gpt2",
+            "merges",
+            None,
+            "metadata key tokenizer.ggml.merges: missing, expected an array of strings",
+        ),
+        bad(
+            "gpt2",
+            "merges",
+            strings(["a b", "ab"]),
+            "tokenizer.ggml.merges: merge 1 is \"ab\", expected \"LEFT RIGHT\" with one blank",
+        ),
+        bad(
+            "gpt2",
+            "merges",
+            strings(["a "]),
+            "tokenizer.ggml.merges: merge 0 is \"a \", expected \"LEFT RIGHT\" with one blank",
+        ),
+        bad(
+            "gpt2",
+            "merges",
+            strings(["a b c"]),
+            "tokenizer.ggml.merges: merge 0 is \"a b c\", expected \"LEFT RIGHT\" with one blank",
+        ),
+        bad(
+            "gpt2",
+            "merges",
+            strings(["a b", "ab q"]),
+            "tokenizer.ggml.merges: merge 1 (\"ab q\") needs \"q\", which is not in the vocabulary, expected a normal token",
+        ),
+        bad(
+            "gpt2",
+            "merges",
+            strings(["b a"]),
+            "tokenizer.ggml.merges: merge 0 (\"b a\") needs \"ba\", which is not in the vocabulary, expected a normal token",
+        ),
+        bad(
+            "gpt2",
+            "merges",
+            strings(["a <|c|>"]),
+            "tokenizer.ggml.merges: merge 0 (\"a <|c|>\") needs \"<|c|>\", which is a control token, expected a normal token",
+        ),
+        bad(
+            "gpt2",
+            "bos_token_id",
+            Value::U32(5),
+            "tokenizer.ggml.bos_token_id: found 5, expected an id below 5",
+        ),
+        bad(
+            "gpt2",
+            "mask_token_id",
+            Value::U32(99),
+            "tokenizer.ggml.mask_token_id: found 99, expected an id below 5",
+        ),
+        bad(
+            "gpt2",
+            "eot_token_id",
+            Value::I32(-1),
+            "metadata key tokenizer.ggml.eot_token_id: found i32 -1, expected u32",
+        ),
+        bad(
+            "gpt2",
+            "add_bos_token",
+            Value::Bool(true),
+            "tokenizer.ggml.bos_token_id: missing, expected an id because tokenizer.ggml.add_bos_token is true",
+        ),
+        bad(
+            "gpt2",
+            "add_eos_token",
+            Value::Bool(true),
+            "tokenizer.ggml.eos_token_id: missing, expected an id because tokenizer.ggml.add_eos_token is true",
+        ),
+        bad(
+            "llama",
+            "scores",
+            None,
+            "metadata key tokenizer.ggml.scores: missing, expected an array of f32",
+        ),
+        bad(
+            "llama",
+            "scores",
+            Value::Array(Array::F32(vec![0.0; 4])),
+            "tokenizer.ggml.scores: found 4 entries, expected 5 (the length of tokenizer.ggml.tokens)",
+        ),
+        bad(
+            "llama",
+            "scores",
+            Value::Array(Array::F32(vec![0.0, f32::NAN, 0.0, 0.0, 0.0])),
+            "tokenizer.ggml.scores: token 1 has score NaN, expected a number",
+        ),
+        bad(
+            "llama",
+            "tokens",
+            strings(["<unk>", "<s>", "</s>", "_", "a"]),
+            "tokenizer.ggml.tokens: no normal token \"\u{2581}\", expected one that stands for a blank",
+        ),
+        bad(
+            "llama",
+            "token_type",
+            types(&[2, 3, 3, 1, BYTE]),
+            "tokenizer.ggml.tokens: byte token 4 is \"a\", expected <0xXX> with two hexadecimal digits",
+        ),
+        bad(
+            "llama",
+            "bos_token_id",
+            None,
+            "tokenizer.ggml.bos_token_id: missing, expected an id because tokenizer.ggml.add_bos_token is true",
+        ),
+    ]
+}
+
+#[test]
+fn bad_input_is_named() {
+    let mut gpt2 = byte_level("gpt-2", &["a b"], &[]);
+    let texts = ["a", "b", "ab", "<|c|>", "d"];
+    gpt2.insert("tokenizer.ggml.tokens", strings(texts));
+    gpt2.insert(
+        "tokenizer.ggml.token_type",
+        types(&[NORMAL, NORMAL, NORMAL, CONTROL, NORMAL]),
+    );
+    let llama = sentencepiece(&[("\u{2581}", -1.0, NORMAL), ("a", -2.0, NORMAL)], false);
+    assert!(Tokenizer::from_metadata(&gpt2).is_ok() && Tokenizer::from_metadata(&llama).is_ok());
+    for BadInput {
+        model,
+        key,
+        value,
+        message,
+    } in bad_inputs()
+    {
+        let mut metadata = if model == "gpt2" {
+            gpt2.clone()
+        } else {
+            llama.clone()
+        };
+        let key = format!("tokenizer.ggml.{key}");
+        match value {
+            Some(value) => metadata.insert(key, value),
+            None => metadata.remove(&key),
+        };
+        let found = Tokenizer::from_metadata(&metadata)
+            .err()
+            .map(|e| e.to_string());
+        assert_eq!(found.as_deref(), Some(message));
     }
 }

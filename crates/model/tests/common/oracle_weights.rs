@@ -447,8 +447,9 @@ impl Weights {
     }
 }
 
-fn sha256(path: &Path) -> String {
-    let bytes = std::fs::read(path).expect("a file just written");
+/// SHA-256 of a file, in hexadecimal.
+pub fn sha256(path: &Path) -> String {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let digest = Sha256::digest(&bytes);
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use text::Tokenizer;
 
 pub const NORMAL: i32 = 1;
-pub const UNKNOWN: i32 = 2;
+const UNKNOWN: i32 = 2;
 pub const CONTROL: i32 = 3;
 pub const USER_DEFINED: i32 = 4;
-pub const UNUSED: i32 = 5;
-pub const BYTE: i32 = 6;
+const BYTE: i32 = 6;
 
 /// A file or folder of the repository.
 pub fn repository(path: &str) -> PathBuf {
@@ -38,10 +37,17 @@ pub fn strings<S: AsRef<str>>(strings: impl IntoIterator<Item = S>) -> Value {
 /// The GPT-2 byte alphabet: bytes that print are themselves, the others follow
 /// from U+0100 on in order.
 pub fn alphabet() -> Vec<String> {
-    let prints = |b: u32| (33..127).contains(&b) || (161..173).contains(&b) || (174..256).contains(&b);
+    let prints =
+        |b: u32| (33..127).contains(&b) || (161..173).contains(&b) || (174..256).contains(&b);
     let mut moved = 256..;
     (0..256)
-        .map(|b| if prints(b) { b } else { moved.next().expect("endless") })
+        .map(|b| {
+            if prints(b) {
+                b
+            } else {
+                moved.next().expect("endless")
+            }
+        })
         .map(|code| char::from_u32(code).expect("a character").to_string())
         .collect()
 }
@@ -96,8 +102,24 @@ pub fn sentencepiece(tokens: &[(&str, f32, i32)], has_bytes: bool) -> Metadata {
 /// and what leads to them.
 pub fn hello_world() -> Metadata {
     let pieces = [
-        "\u{2581}", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "llo", "hello", "\u{2581}hello",
-        "or", "wor", "ld", "world", "\u{2581}world",
+        "\u{2581}",
+        "h",
+        "e",
+        "l",
+        "o",
+        "w",
+        "r",
+        "d",
+        "he",
+        "ll",
+        "llo",
+        "hello",
+        "\u{2581}hello",
+        "or",
+        "wor",
+        "ld",
+        "world",
+        "\u{2581}world",
     ];
     let tokens: Vec<(&str, f32, i32)> = (0u8..)
         .zip(pieces)

@@ -1,0 +1,391 @@
+//! Logits against a golden file.
+//!
+//! Two forms: an npz archive with `tokens_NAME` (`[T]`, integers) and
+//! `logits_NAME` (`[T, n_vocab]`) or `logits_NAME_lastN` (the last N rows); or
+//! a JSON file whose `prompts` hold `prompt_ids`, `greedy_ids` and, for each
+//! greedy token, the `top5` pairs of id and log-probability there.
+//!
+//! What one would get wrong: golden tokens are fed, never the model's own
+//! choice, so that a flip between two near equals does not change what
+//! comes after it.
+
+use super::measure::{Distance, argmax, log_probability};
+use super::{Args, MAX_RMS, Session};
+use crate::input::read_text_file;
+use crate::model_file::Kv;
+use crate::terminal::{self, print_line};
+use anyhow::{Context, bail, ensure};
+use npyz::npz::NpzArchive;
+use npyz::{NpyFile, Order};
+use serde::Deserialize;
+use serde_json::json;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Largest differences that pass unless told otherwise, for f32 activations.
+const MAX_ABS_LOGITS: f64 = 2e-3;
+const MAX_ABS_LOGPROBS: f64 = 1e-3;
+
+/// What was found for one sequence.
+struct Check {
+    name: String,
+    n_rows: usize,
+    n_same_top: usize,
+    max_abs: f64,
+    /// Of logits only.
+    relative_rms: Option<f64>,
+}
+
+/// Compares with the golden file at `path`.
+pub fn run(args: &Args, path: &Path) -> anyhow::Result<ExitCode> {
+    let file = args.model.open()?;
+    let mut session = args.session(&file, args.device, args.kv.unwrap_or(Kv::F32))?;
+    let is_json = path.extension().is_some_and(|e| e == "json");
+    let (checks, default_max_abs, quantity) = match is_json {
+        true => (
+            json_checks(&mut session, path)?,
+            MAX_ABS_LOGPROBS,
+            "log-probabilities",
+        ),
+        false => (npz_checks(&mut session, path)?, MAX_ABS_LOGITS, "logits"),
+    };
+    let max_abs = args.max_abs.unwrap_or(default_max_abs);
+    let max_rms = args.max_rms.unwrap_or(MAX_RMS);
+    let has_passed = |check: &Check| {
+        check.max_abs <= max_abs && check.relative_rms.is_none_or(|rms| rms <= max_rms)
+    };
+    let passed = checks.iter().all(has_passed);
+    if args.json {
+        let list: Vec<_> = checks
+            .iter()
+            .map(|check| {
+                json!({
+                    "name": check.name,
+                    "rows": check.n_rows,
+                    "max_abs": check.max_abs,
+                    "relative_rms": check.relative_rms,
+                    "same_top_rows": check.n_same_top,
+                    "passed": has_passed(check),
+                })
+            })
+            .collect();
+        let report = json!({
+            "model": file.name,
+            "golden": path.display().to_string(),
+            "candidate": session.describe(),
+            "quantity": quantity,
+            "limits": {
+                "max_abs": max_abs,
+                "relative_rms": (!is_json).then_some(max_rms),
+            },
+            "checks": list,
+            "passed": passed,
+        });
+        print_line(format_args!("{report:#}"))?;
+    } else {
+        print_line(format_args!("model      {}", file.name))?;
+        print_line(format_args!("candidate  {}", session.describe()))?;
+        print_line(format_args!("golden     {}, {quantity}\n", path.display()))?;
+        print_table(&checks, has_passed)?;
+        let limits = match is_json {
+            true => format!("max abs {max_abs:e}"),
+            false => format!("max abs {max_abs:e}, relative RMS {max_rms:e}"),
+        };
+        let n_failed = checks.iter().filter(|check| !has_passed(check)).count();
+        print_line(match n_failed {
+            0 => format!("\nPASSED: within {limits}"),
+            n => format!("\nFAILED: {n} of {} outside {limits}", checks.len()),
+        })?;
+    }
+    Ok(ExitCode::from(u8::from(!passed)))
+}
+
+fn print_table(checks: &[Check], has_passed: impl Fn(&Check) -> bool) -> io::Result<()> {
+    let width = checks
+        .iter()
+        .map(|c| c.name.chars().count())
+        .max()
+        .unwrap_or(0);
+    let width = width.max("sequence".len());
+    print_line(format_args!(
+        "{:width$}  {:>5}  {:>8}  {:>8}  {:>11}",
+        "sequence", "rows", "max abs", "rel. RMS", "same top-1"
+    ))?;
+    for check in checks {
+        let rms = check
+            .relative_rms
+            .map_or("-".to_string(), |rms| format!("{rms:.2e}"));
+        print_line(format_args!(
+            "{:width$}  {:>5}  {:>8}  {rms:>8}  {:>11}  {}",
+            check.name,
+            check.n_rows,
+            format!("{:.2e}", check.max_abs),
+            format!("{}/{}", check.n_same_top, check.n_rows),
+            if has_passed(check) { "ok" } else { "FAILED" },
+        ))?;
+    }
+    Ok(())
+}
+
+/// A golden sequence of an npz archive.
+struct Sequence {
+    name: String,
+    /// Key of its logits.
+    logits: String,
+    tokens: Vec<u32>,
+    /// Trailing rows that have golden logits; all if `None`.
+    n_last: Option<usize>,
+}
+
+fn npz_checks(session: &mut Session, path: &Path) -> anyhow::Result<Vec<Check>> {
+    let (n_vocab, n_ctx) = (session.config().n_vocab, session.n_ctx());
+    let mut npz = Npz::open(path)?;
+    let sequences = npz.sequences(n_vocab, n_ctx)?;
+    let n_tokens = sequences.iter().map(|s| s.tokens.len() as u64).sum();
+    let bar = terminal::progress(n_tokens, "comparing");
+    let mut checks = Vec::new();
+    for sequence in &sequences {
+        let n_rows = sequence.n_last.unwrap_or(sequence.tokens.len());
+        let golden = npz.floats(&sequence.logits, [n_rows, n_vocab])?;
+        let mut distance = Distance::default();
+        let first = sequence.tokens.len() - n_rows;
+        session.rows(&sequence.tokens, first, &bar, |position, logits| {
+            let row = position - first;
+            distance.add(logits, &golden[row * n_vocab..][..n_vocab]);
+        })?;
+        checks.push(Check {
+            name: sequence.name.clone(),
+            n_rows: distance.n_rows(),
+            n_same_top: distance.n_same_top(),
+            max_abs: distance.max_abs(),
+            relative_rms: Some(distance.relative_rms()),
+        });
+    }
+    bar.finish_and_clear();
+    Ok(checks)
+}
+
+/// An npz archive, read array by array.
+struct Npz {
+    name: String,
+    archive: NpzArchive<BufReader<File>>,
+}
+
+impl Npz {
+    fn open(path: &Path) -> anyhow::Result<Npz> {
+        let name = format!("golden file {}", path.display());
+        let archive = NpzArchive::open(path)
+            .with_context(|| format!("{name}: cannot be read as an npz archive"))?;
+        Ok(Npz { name, archive })
+    }
+
+    /// All sequences with golden logits, shortest first.
+    fn sequences(&mut self, n_vocab: usize, n_ctx: usize) -> anyhow::Result<Vec<Sequence>> {
+        let mut names: Vec<String> = self.archive.array_names().map(str::to_string).collect();
+        // The archive's own order is that of a hash table.
+        names.sort();
+        let mut sequences = Vec::new();
+        for name in names.iter().filter_map(|key| key.strip_prefix("tokens_")) {
+            let Some((logits, n_last)) = names.iter().find_map(|key| rows_of(key, name)) else {
+                continue;
+            };
+            let tokens = self.tokens(&format!("tokens_{name}"), n_vocab, n_ctx)?;
+            ensure!(
+                n_last.is_none_or(|n| n > 0 && n <= tokens.len()),
+                "{}: found the array {logits}, but tokens_{name} has {} tokens",
+                self.name,
+                tokens.len()
+            );
+            sequences.push(Sequence {
+                name: logits["logits_".len()..].to_string(),
+                logits: logits.to_string(),
+                tokens,
+                n_last,
+            });
+        }
+        if sequences.is_empty() {
+            bail!(
+                "{}: found {}, expected tokens_NAME with logits_NAME or logits_NAME_lastN",
+                self.name,
+                match names.as_slice() {
+                    [] => "no arrays".to_string(),
+                    names => format!("the arrays {}", names.join(", ")),
+                }
+            );
+        }
+        sequences.sort_by_key(|s| s.tokens.len());
+        Ok(sequences)
+    }
+
+    fn tokens(&mut self, key: &str, n_vocab: usize, n_ctx: usize) -> anyhow::Result<Vec<u32>> {
+        let name = self.name.clone();
+        let array = self.array(key)?;
+        let shape = array.shape().to_vec();
+        ensure!(
+            shape.len() == 1 && shape[0] >= 1 && shape[0] <= n_ctx as u64,
+            "{name}: array {key}: found shape {shape:?}, expected 1 to {n_ctx} tokens"
+        );
+        let tokens: Vec<i64> = match read_as::<i32, _>(array) {
+            Ok(values) => values?.into_iter().map(i64::from).collect(),
+            Err(array) => match read_as::<i64, _>(array) {
+                Ok(values) => values?,
+                Err(array) => bail!(
+                    "{name}: array {key}: found type {}, expected '<i4' or '<i8'",
+                    array.dtype().descr()
+                ),
+            },
+        };
+        let check = |(index, token): (usize, i64)| match u32::try_from(token) {
+            Ok(id) if (id as usize) < n_vocab => Ok(id),
+            _ => bail!(
+                "{name}: array {key}: found token {token} at {index}, expected ids below {n_vocab}"
+            ),
+        };
+        tokens.into_iter().enumerate().map(check).collect()
+    }
+
+    fn floats(&mut self, key: &str, expected: [usize; 2]) -> anyhow::Result<Vec<f32>> {
+        let name = self.name.clone();
+        let array = self.array(key)?;
+        let shape = array.shape().to_vec();
+        ensure!(
+            shape == expected.map(|n| n as u64),
+            "{name}: array {key}: found shape {shape:?}, expected {expected:?} (rows, vocabulary \
+             of the model)"
+        );
+        ensure!(
+            array.order() == Order::C,
+            "{name}: array {key}: found Fortran order, expected C order"
+        );
+        let values: Vec<f32> = match read_as::<f32, _>(array) {
+            Ok(values) => values?,
+            Err(array) => match read_as::<f64, _>(array) {
+                Ok(values) => values?.into_iter().map(|v| v as f32).collect(),
+                Err(array) => bail!(
+                    "{name}: array {key}: found type {}, expected '<f4' or '<f8'",
+                    array.dtype().descr()
+                ),
+            },
+        };
+        let wrong = values.iter().position(|v| !v.is_finite());
+        if let Some(at) = wrong {
+            bail!(
+                "{name}: array {key}: found {} at {at}, expected finite numbers",
+                values[at]
+            );
+        }
+        Ok(values)
+    }
+
+    fn array(&mut self, key: &str) -> anyhow::Result<NpyFile<impl Read>> {
+        let array = self.archive.by_name(key);
+        let array = array.with_context(|| format!("{}: array {key}", self.name))?;
+        array.with_context(|| format!("{}: array {key} is missing", self.name))
+    }
+}
+
+/// The values as `T`, or the array again if they are of another type.
+fn read_as<T: npyz::Deserialize, R: Read>(
+    array: NpyFile<R>,
+) -> Result<io::Result<Vec<T>>, NpyFile<R>> {
+    Ok(array.try_data::<T>()?.collect())
+}
+
+/// Is `key` the golden logits of sequence `name`, and of how many last rows?
+fn rows_of<'k>(key: &'k str, name: &str) -> Option<(&'k str, Option<usize>)> {
+    let rest = key.strip_prefix("logits_")?.strip_prefix(name)?;
+    match rest {
+        "" => Some((key, None)),
+        rest => Some((key, Some(rest.strip_prefix("_last")?.parse().ok()?))),
+    }
+}
+
+/// A golden file of greedy continuations.
+#[derive(Deserialize)]
+struct Continuations {
+    #[serde(alias = "cases")]
+    prompts: Vec<Continuation>,
+}
+
+#[derive(Deserialize)]
+struct Continuation {
+    name: Option<String>,
+    prompt_ids: Vec<u32>,
+    #[serde(alias = "greedy")]
+    greedy_ids: Vec<u32>,
+    /// For each greedy token the likeliest (id, log-probability) there.
+    #[serde(alias = "top5_logprobs")]
+    top5: Vec<Vec<(u32, f64)>>,
+}
+
+fn json_checks(session: &mut Session, path: &Path) -> anyhow::Result<Vec<Check>> {
+    let what = || format!("golden file {}", path.display());
+    let text = read_text_file(path, "the golden file")?;
+    let golden: Continuations = serde_json::from_str(&text).with_context(what)?;
+    let n_vocab = session.config().n_vocab;
+    ensure!(!golden.prompts.is_empty(), "{}: found no prompts", what());
+    for (index, prompt) in golden.prompts.iter().enumerate() {
+        prompt
+            .check(n_vocab)
+            .with_context(|| format!("{}: prompt {index}", what()))?;
+    }
+    let n_tokens = golden.prompts.iter().map(|p| p.tokens().len() as u64).sum();
+    let bar = terminal::progress(n_tokens, "comparing");
+    let mut checks = Vec::new();
+    for (index, prompt) in golden.prompts.iter().enumerate() {
+        let first = prompt.prompt_ids.len() - 1;
+        let mut check = Check {
+            name: prompt
+                .name
+                .clone()
+                .unwrap_or_else(|| format!("prompt {index}")),
+            n_rows: 0,
+            n_same_top: 0,
+            max_abs: 0.0,
+            relative_rms: None,
+        };
+        session.rows(&prompt.tokens(), first, &bar, |position, logits| {
+            let step = position - first;
+            for &(token, right) in &prompt.top5[step] {
+                let found = log_probability(logits, token);
+                check.max_abs = check.max_abs.max((found - right).abs());
+            }
+            check.n_rows += 1;
+            let is_same = argmax(logits) == prompt.greedy_ids[step] as usize;
+            check.n_same_top += usize::from(is_same);
+        })?;
+        checks.push(check);
+    }
+    bar.finish_and_clear();
+    Ok(checks)
+}
+
+impl Continuation {
+    /// What is fed: all tokens but the last, whose logits nobody compares.
+    fn tokens(&self) -> Vec<u32> {
+        let n = self.greedy_ids.len() - 1;
+        [&self.prompt_ids, &self.greedy_ids[..n]].concat()
+    }
+
+    fn check(&self, n_vocab: usize) -> anyhow::Result<()> {
+        ensure!(!self.prompt_ids.is_empty(), "prompt_ids is empty");
+        ensure!(!self.greedy_ids.is_empty(), "greedy_ids is empty");
+        ensure!(
+            self.top5.len() == self.greedy_ids.len(),
+            "found {} entries of top5, expected one for each of {} greedy_ids",
+            self.top5.len(),
+            self.greedy_ids.len()
+        );
+        let pairs = self.top5.iter().flatten();
+        let ids = self.prompt_ids.iter().chain(&self.greedy_ids).copied();
+        if let Some(id) = ids
+            .chain(pairs.map(|p| p.0))
+            .find(|&id| id as usize >= n_vocab)
+        {
+            bail!("token {id} is not in the vocabulary of {n_vocab}");
+        }
+        Ok(())
+    }
+}

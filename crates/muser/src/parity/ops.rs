@@ -1,0 +1,92 @@
+//! Device against device, operation by operation.
+//!
+//! What one would get wrong: each device goes on with its own values, so what
+//! is wrong in one operation shows in all that follow. The first operation
+//! outside of the limits is the one to look at; the table of the worst calls
+//! says how far it went from there.
+
+use super::{Args, MAX_RMS, passes};
+use crate::model_file::{Device, Kv};
+use crate::terminal::print_line;
+use model::paired::{Comparison, Difference, Limit};
+use model::{Backend, KvType, Paired, Reference};
+use serde_json::{Value, json};
+use std::io;
+use std::process::ExitCode;
+
+/// Compares `--device` with `right`.
+pub fn run(args: &Args, right: Device) -> anyhow::Result<ExitCode> {
+    match (right, args.device) {
+        (Device::Reference, Device::Reference) => compare(args, Reference::new(), Reference::new()),
+    }
+}
+
+fn compare<A: Backend, B: Backend>(
+    args: &Args,
+    right: A,
+    candidate: B,
+) -> anyhow::Result<ExitCode> {
+    let file = args.model.open()?;
+    let tokens = args.tokens(&file)?;
+    let limit = Limit {
+        max_abs: args.max_abs.unwrap_or(f64::INFINITY),
+        relative_rms: args.max_rms.unwrap_or(MAX_RMS),
+    };
+    let devices = [candidate.caps().device, right.caps().device];
+    let load = args.load_args(args.device, args.kv.unwrap_or(Kv::F32));
+    let mut model = load.load_on(Paired::new(right, candidate, limit), &file)?;
+    passes(&mut model, &tokens, |_| ())?;
+    let found = model.backend_mut().take_found();
+    let passed = found.first.is_none();
+    if args.json {
+        let report = json!({
+            "model": file.name,
+            "candidate": devices[0],
+            "against": devices[1],
+            "kv": KvType::from(load.kv).to_string(),
+            "tokens": tokens.len(),
+            "operations": found.n_calls,
+            "limits": { "max_abs": args.max_abs, "relative_rms": limit.relative_rms },
+            "first_outside": found.first.as_ref().map(difference),
+            "worst": found.worst.values().map(difference).collect::<Vec<Value>>(),
+            "passed": passed,
+        });
+        print_line(format_args!("{report:#}"))?;
+    } else {
+        let kv = KvType::from(load.kv).to_string();
+        print_line(format_args!("model      {}", file.name))?;
+        print_line(format_args!("candidate  {}, kv {kv}", devices[0]))?;
+        print_line(format_args!("against    {}, kv {kv}", devices[1]))?;
+        print_line(format_args!("tokens     {}\n", tokens.len()))?;
+        print_comparison(&found, limit)?;
+    }
+    Ok(ExitCode::from(u8::from(!passed)))
+}
+
+fn print_comparison(found: &Comparison, limit: Limit) -> io::Result<()> {
+    print_line("the worst call of each operation:")?;
+    for worst in found.worst.values() {
+        print_line(format_args!("  {worst}"))?;
+    }
+    let limits = match limit.max_abs {
+        f64::INFINITY => format!("relative RMS {:e}", limit.relative_rms),
+        max_abs => format!("max abs {max_abs:e}, relative RMS {:e}", limit.relative_rms),
+    };
+    print_line(match &found.first {
+        None => format!("\nPASSED: {} operations within {limits}", found.n_calls),
+        Some(first) => format!("\nFAILED: first operation outside {limits}: {first}"),
+    })
+}
+
+fn difference(found: &Difference) -> Value {
+    let probe =
+        |at: Option<(&str, usize)>| at.map(|(node, layer)| json!({ "node": node, "layer": layer }));
+    json!({
+        "operation": found.op,
+        "call": found.call,
+        "after": probe(found.after),
+        "before": probe(found.before),
+        "max_abs": found.max_abs,
+        "relative_rms": found.relative_rms,
+    })
+}
