@@ -37,7 +37,7 @@ pub(crate) const MAX_ARRAY_DEPTH: usize = 4;
 /// One value of the key-value section.
 // The variants are the format's own type names.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the format's own type names
 pub enum Value {
     U8(u8),
     I8(i8),
@@ -57,7 +57,7 @@ pub enum Value {
 /// An array value, by the type of its elements.
 // The variants are the format's own type names.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the format's own type names
 pub enum Array {
     U8(Vec<u8>),
     I8(Vec<i8>),

@@ -9,7 +9,7 @@ use std::fmt;
 macro_rules! tensor_types {
     ($($(#[$doc:meta])* $name:ident = $id:literal, $block:literal, $bytes:literal;)*) => {
         /// Encoding of a tensor's elements.
-        #[allow(non_camel_case_types, missing_docs)]
+        #[allow(non_camel_case_types, missing_docs)] // ggml's own spelling says it all
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum TensorType { $($(#[$doc])* $name,)* }
 

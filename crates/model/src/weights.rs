@@ -127,7 +127,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 }
 
 /// The weights of a Muse Glimmer layer, named as in the file.
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the tensors' own names
 pub struct LayerWeights<B: Backend> {
     pub attn_norm: B::Weight,
     pub attn_q: B::Weight,
@@ -146,7 +146,7 @@ pub struct LayerWeights<B: Backend> {
 }
 
 /// The weights of a Muse Glimmer model.
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the tensors' own names
 pub struct Weights<B: Backend> {
     pub token_embd: B::Weight,
     pub layers: Vec<LayerWeights<B>>,

@@ -89,18 +89,24 @@ pub struct Args {
     max_tokens: Option<u32>,
     /// Largest absolute difference that passes [default: 2e-3 of logits, 1e-3 of
     /// log-probabilities, any with --ops]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = limit)]
     max_abs: Option<f64>,
     /// Largest relative RMS difference that passes, of logits or of an operation's result with
     /// --ops [default: 3e-5]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = limit)]
     max_rms: Option<f64>,
     /// Largest mean KL divergence that passes [default: any]
-    #[arg(long, value_name = "X", conflicts_with_all = ["golden", "dump"])]
+    #[arg(long, value_name = "X", value_parser = limit, conflicts_with_all = ["golden", "dump"])]
     max_kl: Option<f64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// A limit of the command line; `inf` lets everything pass.
+fn limit(word: &str) -> Result<f64, String> {
+    let value = word.parse::<f64>().ok().filter(|&v| v >= 0.0);
+    value.ok_or_else(|| format!("found {word:?}, expected a number that is not negative"))
 }
 
 /// Runs the command.

@@ -88,8 +88,8 @@ fn bundled_model() {
         "output_norm.weight F32 256 1 1,024",
         "output.weight Q8_0 256 x 4096 1 1,114,112",
         "Sizes",
-        "Q8_0 58 tensors 11,010,048 parameters 11,698,176 bytes",
-        "F32 57 tensors 10,496 parameters 41,984 bytes",
+        "Q8_0 66 tensors 11,010,048 parameters 11,698,176 bytes",
+        "F32 49 tensors 10,496 parameters 41,984 bytes",
         "total 115 tensors 11,020,544 parameters 11,740,160 bytes",
         "8.52 bits per weight",
         "Muser: can run",
@@ -194,7 +194,7 @@ fn json_of_the_bundled_model() {
     );
     assert_eq!(
         json["types"][1],
-        json!({ "type": "F32", "tensors": 57, "parameters": 10_496, "bytes": 41_984 })
+        json!({ "type": "F32", "tensors": 49, "parameters": 10_496, "bytes": 41_984 })
     );
     assert_eq!(json["total"]["parameters"], json!(11_020_544));
     let verdict = &json["muser"];
@@ -224,8 +224,8 @@ fn json_of_the_bundled_model() {
                 "layers": "sliding",
                 "scaling": null,
             },
-            "norm_eps": 1e-5_f32,
-            "post_norm_eps": 1e-8_f32,
+            "norm_eps": 1e-5,
+            "post_norm_eps": 1e-8,
             "logit_scale": 1.0,
             "logit_cap": 20.0,
             "weight_bytes_per_token": 10_626_048,
@@ -355,8 +355,8 @@ fn unreadable() {
     assert_eq!(failure(name), missing);
     std::fs::write(&path, "PK\u{3}\u{4} and much more").expect("a writable folder");
     let other = format!(
-        "error: cannot open the model: {name}: not a GGUF file: it starts with \"PK\\x03\\x04\", \
-         expected \"GGUF\""
+        "error: cannot open the model: {name}: not a GGUF file: found \"PK\\x03\\x04\" at \
+         the start, expected \"GGUF\""
     );
     assert_eq!(failure(name), other);
     let directory = folder.path().to_str().expect("UTF-8");

@@ -64,7 +64,7 @@ fn logits(file: &Gguf) -> Vec<f32> {
     let copies = pages.reserve(&mut pool, tokens.len() as u32).unwrap_or_else(|e| panic!("{e}"));
     assert!(copies.is_empty());
     let outputs = model.pass(&batch, &[&pages], &[Want::Full]).unwrap_or_else(|e| panic!("{e}"));
-    match outputs.rows.into_iter().next() {
+    match outputs.into_iter().next() {
         Some(RowOutput::Full(logits)) => logits,
         other => panic!("found {other:?}"),
     }

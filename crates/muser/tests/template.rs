@@ -131,7 +131,7 @@ fn bad_conversations() {
     check(
         b"{\"messages\": [], \"reasoning_effort\": \"max\"}",
         "conversation on standard input: reasoning strength: found \"max\", expected low, medium, \
-         high or xhigh at line 1 column 42",
+         high or xhigh at line 1 column 43",
     );
     check(
         b"{\"messages\": [{\"role\": \"alien\", \"content\": \"x\"}]}",

@@ -108,11 +108,16 @@ fn entry(value: &Value) -> Json {
     }
 }
 
-fn float_json(number: f64, exact: Json) -> Json {
+fn f64_json(number: f64) -> Json {
     match number.is_finite() {
-        true => exact,
+        true => json!(number),
         false => Json::String(number.to_string()),
     }
+}
+
+/// The shortest decimal that means this f32, not the digits of its f64.
+fn f32_json(number: f32) -> Json {
+    f64_json(number.to_string().parse().unwrap_or(f64::NAN))
 }
 
 fn scalar_json(value: &Value) -> Json {
@@ -125,8 +130,8 @@ fn scalar_json(value: &Value) -> Json {
         Value::I32(x) => json!(x),
         Value::U64(x) => json!(x),
         Value::I64(x) => json!(x),
-        Value::F32(x) => float_json(f64::from(*x), json!(x)),
-        Value::F64(x) => float_json(*x, json!(x)),
+        Value::F32(x) => f32_json(*x),
+        Value::F64(x) => f64_json(*x),
         Value::Bool(x) => json!(x),
         Value::String(x) => json!(x),
         Value::Array(array) => array_json(array, array.len()),
@@ -144,8 +149,8 @@ fn array_json(array: &Array, most: usize) -> Json {
         Array::I32(v) => json!(v[..most]),
         Array::U64(v) => json!(v[..most]),
         Array::I64(v) => json!(v[..most]),
-        Array::F32(v) => v[..most].iter().map(|x| float_json(f64::from(*x), json!(x))).collect(),
-        Array::F64(v) => v[..most].iter().map(|x| float_json(*x, json!(x))).collect(),
+        Array::F32(v) => v[..most].iter().map(|&x| f32_json(x)).collect(),
+        Array::F64(v) => v[..most].iter().map(|&x| f64_json(x)).collect(),
         Array::Bool(v) => json!(v[..most]),
         Array::String(v) => v.iter().take(most).collect(),
         Array::Array(v) => v[..most].iter().map(|inner| array_json(inner, inner.len())).collect(),

@@ -68,14 +68,18 @@ fn print_comparison(found: &Comparison, limit: Limit) -> io::Result<()> {
     for worst in found.worst.values() {
         print_line(format_args!("  {worst}"))?;
     }
+    print_line(format_args!("\n{}", verdict(found, limit)))
+}
+
+fn verdict(found: &Comparison, limit: Limit) -> String {
     let limits = match limit.max_abs {
         f64::INFINITY => format!("relative RMS {:e}", limit.relative_rms),
         max_abs => format!("max abs {max_abs:e}, relative RMS {:e}", limit.relative_rms),
     };
-    print_line(match &found.first {
-        None => format!("\nPASSED: {} operations within {limits}", found.n_calls),
-        Some(first) => format!("\nFAILED: first operation outside {limits}: {first}"),
-    })
+    match &found.first {
+        None => format!("PASSED: {} operations within {limits}", found.n_calls),
+        Some(first) => format!("FAILED: first operation outside {limits}: {first}"),
+    }
 }
 
 fn difference(found: &Difference) -> Value {
@@ -89,4 +93,47 @@ fn difference(found: &Difference) -> Value {
         "max_abs": found.max_abs,
         "relative_rms": found.relative_rms,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_names_the_first_operation() {
+        let first = Difference {
+            op: "attend",
+            call: 7,
+            after: Some(("Kcur_rope", 0)),
+            before: Some(("attn_gated", 0)),
+            max_abs: 0.5,
+            relative_rms: 0.25,
+        };
+        let found = Comparison {
+            n_calls: 40,
+            first: Some(first.clone()),
+            worst: [("attend", first)].into(),
+        };
+        let limit = Limit {
+            max_abs: 0.1,
+            relative_rms: 3e-5,
+        };
+        assert_eq!(
+            verdict(&found, limit),
+            "FAILED: first operation outside max abs 1e-1, relative RMS 3e-5: attend (call 7, \
+             after Kcur_rope of layer 0, before attn_gated of layer 0): max abs 5.00e-1, \
+             relative RMS 2.50e-1"
+        );
+        assert_eq!(
+            difference(found.first.as_ref().unwrap()),
+            json!({
+                "operation": "attend",
+                "call": 7,
+                "after": { "node": "Kcur_rope", "layer": 0 },
+                "before": { "node": "attn_gated", "layer": 0 },
+                "max_abs": 0.5,
+                "relative_rms": 0.25,
+            })
+        );
+    }
 }

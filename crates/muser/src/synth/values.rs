@@ -92,7 +92,7 @@ fn scale_of(ty: TensorType) -> Option<Scale> {
         TensorType::Q3_K => Signed(108),
         TensorType::Q6_K => Signed(208),
         TensorType::TQ1_0 => F16(52),
-        TensorType::TQ2_0 => F16(64),
+        TensorType::TQ2_0 => Signed(64),
         TensorType::Q4_1 => Offset(0, 2, -7.5),
         TensorType::Q5_1 => Offset(0, 2, -15.5),
         TensorType::Q2_K => Offset(80, 82, 1.5),
