@@ -8,9 +8,7 @@
 use crate::Error;
 use crate::sampler::{LogProbs, RowsNeeded, Sampler, SamplerSettings};
 use crate::sequence::Sequence;
-use model::{
-    Batch, Constraint, Forward, Guide, PagePool, RowOutput, TokenMask, Verdict, Want,
-};
+use model::{Batch, Constraint, Forward, Guide, PagePool, RowOutput, TokenMask, Verdict, Want};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 

@@ -123,14 +123,18 @@ fn a_seeded_answer_is_the_same_whole_continued_and_after_a_roll_back() {
     assert_eq!(sequence.tokens()[PROMPT.len()..], whole);
 
     // Regenerated: rolled back to the prompt, which is computed already.
-    engine.roll_back(&mut sequence, PROMPT.len()).expect("a roll-back");
+    engine
+        .roll_back(&mut sequence, PROMPT.len())
+        .expect("a roll-back");
     let request = sampled(7, 40);
     let again = engine.generate(&mut sequence, &request, &mut Script::default(), &mut ignore);
     assert_eq!(again.expect("an answer").n_prefill, 0);
     assert_eq!(sequence.tokens()[PROMPT.len()..], whole);
 
     // On a branch: the sequence it came from is untouched.
-    engine.roll_back(&mut sequence, PROMPT.len() + 20).expect("a roll-back");
+    engine
+        .roll_back(&mut sequence, PROMPT.len() + 20)
+        .expect("a roll-back");
     let mut branch = engine.branch(&sequence);
     let request = sampled(7, 20);
     engine
@@ -167,7 +171,10 @@ fn the_guide_stops_forces_and_masks() {
         stop: Some(free[4]),
         ..Script::default()
     };
-    let first = free.iter().position(|&t| t == free[4]).expect("it is there");
+    let first = free
+        .iter()
+        .position(|&t| t == free[4])
+        .expect("it is there");
     let (stopped, done) = answer(&mut engine, &PROMPT, &greedy(12), stop);
     assert_eq!(done.ending, Ending::Guide);
     assert_eq!(stopped, free[..=first], "the stopping token is the last");
@@ -203,7 +210,12 @@ fn log_probabilities_come_with_alternatives() {
         ControlFlow::Continue(())
     };
     engine
-        .generate(&mut sequence, &request, &mut Script::default(), &mut receive)
+        .generate(
+            &mut sequence,
+            &request,
+            &mut Script::default(),
+            &mut receive,
+        )
         .expect("an answer");
     engine.free(sequence);
     assert_eq!(all.len(), 2);
@@ -246,7 +258,12 @@ fn a_long_prompt_reports_its_passes_and_a_receiver_can_break_off() {
         left: 3,
     };
     let done = engine
-        .generate(&mut sequence, &greedy(50), &mut Script::default(), &mut watcher)
+        .generate(
+            &mut sequence,
+            &greedy(50),
+            &mut Script::default(),
+            &mut watcher,
+        )
         .expect("an answer");
     assert_eq!(watcher.seen, [(512, 600), (600, 600)]);
     assert_eq!((done.ending, done.n_generated), (Ending::Cancelled, 3));
@@ -287,7 +304,11 @@ fn the_context_ends_an_answer_and_refuses_a_prompt() {
         refused(&mut engine, &mut sequence, &greedy(1)),
         "token 4096 is not in the vocabulary of 4096"
     );
-    assert_eq!(engine.pool().n_pages_used(), 0, "a refused pass keeps no page");
+    assert_eq!(
+        engine.pool().n_pages_used(),
+        0,
+        "a refused pass keeps no page"
+    );
     engine.roll_back(&mut sequence, 1).expect("a roll-back");
     let wrong = Request {
         sampling: SamplerSettings {
@@ -309,7 +330,9 @@ fn a_context_outside_the_model_is_refused() {
     let file = Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("the model");
     for n_ctx in [0, 1, 2049] {
         let model = Model::load(Reference::new(), &file, Options::default()).expect("a model");
-        let error = Engine::new(Box::new(model), Some(n_ctx)).err().expect("a refusal");
+        let error = Engine::new(Box::new(model), Some(n_ctx))
+            .err()
+            .expect("a refusal");
         assert_eq!(
             error.to_string(),
             format!("a context of {n_ctx} tokens is outside what this model can hold: 2 to 2048")
@@ -327,7 +350,9 @@ fn exhausted_pages_are_a_value_and_the_engine_lives() {
     first.push(&PROMPT);
     let nothing = |_| None::<Want>;
     let ignore = |_, _: RowOutput| ();
-    engine.compute(&mut first, nothing, ignore).expect("one short sequence");
+    engine
+        .compute(&mut first, nothing, ignore)
+        .expect("one short sequence");
     let mut others = Vec::new();
     let error = loop {
         let mut sequence = Sequence::new();

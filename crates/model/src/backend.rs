@@ -7,10 +7,10 @@
 //! Fused operations have default bodies, and the default body is the
 //! specification: a backend may override it only with equal bits.
 
+use crate::DeviceError;
 use crate::batch::{Outputs, Shape, Step, Want, select};
 use crate::kv::{KvLayout, PageClass, PageId};
 use crate::rope::Rope;
-use crate::DeviceError;
 use gguf::TensorView;
 
 /// Which rows of a pass a buffer has.
@@ -145,11 +145,7 @@ pub trait Backend: Sized + Send {
 
     /// Runs `record` over the uploaded step, or replays what it recorded for
     /// this shape before.
-    fn run(
-        &mut self,
-        shape: Shape,
-        record: impl FnOnce(&mut Self),
-    ) -> Result<(), DeviceError>;
+    fn run(&mut self, shape: Shape, record: impl FnOnce(&mut Self)) -> Result<(), DeviceError>;
 
     /// Reads a buffer's rows of the current step, `[rows, cols]`.
     fn read(&mut self, x: &Self::Buf) -> Result<Vec<f32>, DeviceError>;
@@ -159,7 +155,10 @@ pub trait Backend: Sized + Send {
         let values = self.read(logits)?;
         let n_vocab = values.len() / want.len().max(1);
         let rows = values.chunks(n_vocab.max(1));
-        Ok(rows.zip(want).map(|(row, &want)| select(row, want)).collect())
+        Ok(rows
+            .zip(want)
+            .map(|(row, &want)| select(row, want))
+            .collect())
     }
 
     /// The first `rows` rows of a page, in canonical form.
@@ -204,13 +203,7 @@ pub trait Backend: Sized + Send {
     fn add_bias(&mut self, x: &mut Self::Buf, bias: &Self::Weight);
 
     /// `out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * w`; without `w`, 1.
-    fn rms_norm(
-        &mut self,
-        out: &mut Self::Buf,
-        x: &Self::Buf,
-        w: Option<&Self::Weight>,
-        eps: f32,
-    );
+    fn rms_norm(&mut self, out: &mut Self::Buf, x: &Self::Buf, w: Option<&Self::Weight>, eps: f32);
 
     /// The same norm in place over each group of as many columns as `w` has:
     /// the heads of a row, or the whole row.

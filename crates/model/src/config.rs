@@ -10,6 +10,7 @@ use crate::Error;
 use crate::kv::{ClassLayout, KvLayout, KvType, PageClass};
 use crate::rope::{Pairing, Rope, RopeScaling};
 use gguf::{Array, Metadata, Value};
+use std::fmt::Display;
 
 /// Epsilon of the norms after attention and after the feed-forward part.
 const POST_NORM_EPS: f32 = 1e-8;
@@ -166,25 +167,21 @@ pub(crate) fn number_layers(
 
 fn muse_glimmer(keys: &Keys<'_>) -> Result<Config, Error> {
     let shape = Shape::read(keys)?;
-    let window = keys.count("attention.sliding_window", "sliding layers need their window")?;
+    let window = keys.count(
+        "attention.sliding_window",
+        "sliding layers need their window",
+    )?;
     let is_sliding = keys.layer_pattern(shape.n_layer)?;
     // Only sliding layers turn, so the base for sliding layers wins where a file has both.
     let base = keys.positive("rope.freq_base", "sliding layers turn by it")?;
-    let base = keys
-        .positive_or_none("rope.freq_base_swa")?
-        .unwrap_or(base);
+    let base = keys.positive_or_none("rope.freq_base_swa")?.unwrap_or(base);
     keys.refuse_rope_scaling()?;
     if let Some(n_rot) = keys.u32("rope.dimension_count")?
         && n_rot as usize != shape.head_dim
     {
-        return Err(keys.value("rope.dimension_count", n_rot, shape.head_dim));
+        return Err(keys.value("rope.dimension_count", &n_rot, &shape.head_dim));
     }
-    let rope = Rope::new(
-        Pairing::Neighbours,
-        shape.head_dim,
-        base,
-        RopeScaling::None,
-    );
+    let rope = Rope::new(Pairing::Neighbours, shape.head_dim, base, RopeScaling::None);
     Ok(Config {
         architecture: Architecture::MuseGlimmer,
         n_layer: shape.n_layer,
@@ -210,7 +207,7 @@ fn llama(keys: &Keys<'_>) -> Result<Config, Error> {
     if let Some(n) = keys.u32("expert_count")?
         && n > 0
     {
-        return Err(keys.value("expert_count", n, "0 (mixtures of experts have no graph)"));
+        return Err(keys.value("expert_count", &n, &"0 (mixtures of experts have no graph)"));
     }
     // Mistral 7B v0.1 slides on every layer; the others see everything.
     let window = keys.u32("attention.sliding_window")?.filter(|&w| w > 0);
@@ -218,7 +215,7 @@ fn llama(keys: &Keys<'_>) -> Result<Config, Error> {
     let n_rot = n_rot.unwrap_or(shape.head_dim);
     if n_rot == 0 || n_rot > shape.head_dim || n_rot % 2 != 0 {
         let expected = format!("an even number up to {}", shape.head_dim);
-        return Err(keys.value("rope.dimension_count", n_rot, expected));
+        return Err(keys.value("rope.dimension_count", &n_rot, &expected));
     }
     let base = keys.positive_or_none("rope.freq_base")?.unwrap_or(10_000.0);
     let is_sliding = vec![window.is_some(); shape.n_layer];
@@ -263,7 +260,7 @@ impl Shape {
         };
         if n_head % n_head_kv != 0 {
             let expected = format!("a divisor of the {n_head} query heads");
-            return Err(keys.value("attention.head_count_kv", n_head_kv, expected));
+            return Err(keys.value("attention.head_count_kv", &n_head_kv, &expected));
         }
         let head_dim = match keys.u32("attention.key_length")? {
             None if keys.prefix == "llama" && n_embd % n_head == 0 => n_embd / n_head,
@@ -275,15 +272,18 @@ impl Shape {
         };
         if value_dim != head_dim {
             let expected = format!("{head_dim}, as attention.key_length");
-            return Err(keys.value("attention.value_length", value_dim, expected));
+            return Err(keys.value("attention.value_length", &value_dim, &expected));
         }
         if !head_dim.is_multiple_of(2) {
-            return Err(keys.value("attention.key_length", head_dim, "an even number"));
+            return Err(keys.value("attention.key_length", &head_dim, &"an even number"));
         }
         Ok(Shape {
             n_layer: keys.count("block_count", "it is the number of layers")?,
             n_embd,
-            n_ff: keys.count("feed_forward_length", "the feed-forward part has this width")?,
+            n_ff: keys.count(
+                "feed_forward_length",
+                "the feed-forward part has this width",
+            )?,
             n_ctx: keys.count("context_length", "it is the longest sequence")?,
             n_head,
             n_head_kv,
@@ -308,12 +308,7 @@ impl<'a> Keys<'a> {
     }
 
     /// An error about the value of `key`.
-    pub(crate) fn value(
-        &self,
-        key: &str,
-        found: impl ToString,
-        expected: impl ToString,
-    ) -> Error {
+    pub(crate) fn value(&self, key: &str, found: &dyn Display, expected: &dyn Display) -> Error {
         Error::KeyValue {
             key: self.full(key),
             found: found.to_string(),
@@ -335,7 +330,7 @@ impl<'a> Keys<'a> {
     pub(crate) fn count(&self, key: &str, why: &'static str) -> Result<usize, Error> {
         let value = self.u32(key)?.ok_or_else(|| self.missing(key, why))?;
         if value == 0 || value > 1 << 24 {
-            return Err(self.value(key, value, "a number from 1 to 16777216"));
+            return Err(self.value(key, &value, &"a number from 1 to 16777216"));
         }
         Ok(value as usize)
     }
@@ -344,7 +339,7 @@ impl<'a> Keys<'a> {
         let value = self.meta.f32(&self.full(key))?;
         match value {
             Some(v) if !(v.is_finite() && v > 0.0) => {
-                Err(self.value(key, v, "a positive finite number"))
+                Err(self.value(key, &v, &"a positive finite number"))
             }
             other => Ok(other),
         }
@@ -376,11 +371,11 @@ impl<'a> Keys<'a> {
             Some(Value::Array(Array::Bool(flags))) if flags.len() == n_layer => Ok(flags.clone()),
             Some(Value::Array(array)) => Err(self.value(
                 KEY,
-                format!("array of {} {}", array.len(), array.element_name()),
-                format!("one bool for each of the {n_layer} layers, or a period"),
+                &format!("array of {} {}", array.len(), array.element_name()),
+                &format!("one bool for each of the {n_layer} layers, or a period"),
             )),
             Some(_) => match self.count(KEY, "")? {
-                1 => Err(self.value(KEY, 1, "a period of at least 2")),
+                1 => Err(self.value(KEY, &1, &"a period of at least 2")),
                 period => Ok(periodic(period)),
             },
         }
@@ -389,7 +384,11 @@ impl<'a> Keys<'a> {
     fn refuse_rope_scaling(&self) -> Result<(), Error> {
         match self.rope_scaling()? {
             RopeScaling::None => Ok(()),
-            _ => Err(self.value("rope.scaling.type", "a scaling", "none: this model has no scaling")),
+            found => Err(self.value(
+                "rope.scaling.type",
+                &format!("{found:?}"),
+                &"none: this model has no scaling",
+            )),
         }
     }
 
@@ -420,7 +419,7 @@ impl<'a> Keys<'a> {
                     attention_factor: or("rope.scaling.attn_factor", 1.0)?,
                 })
             }
-            Some(other) => Err(self.value("rope.scaling.type", other, "none, linear or yarn")),
+            Some(other) => Err(self.value("rope.scaling.type", &other, &"none, linear or yarn")),
         }
     }
 }

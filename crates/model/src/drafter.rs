@@ -72,7 +72,7 @@ impl DrafterConfig {
         let base = keys.positive("rope.freq_base", "every layer turns by it")?;
         let block_size = keys.count("block_size", "it is the rows of a block")?;
         if block_size < 2 {
-            return Err(keys.value("block_size", block_size, "at least 2"));
+            return Err(keys.value("block_size", &block_size, &"at least 2"));
         }
         Ok(DrafterConfig {
             n_layer: shape.n_layer,
@@ -85,12 +85,12 @@ impl DrafterConfig {
             rope: Rope::new(Pairing::Halves, shape.head_dim, base, RopeScaling::None),
             windows: windows(&keys, meta, shape.n_layer, convention)?,
             block_size,
-            mask_token: meta
-                .u32("tokenizer.ggml.mask_token_id")?
-                .ok_or_else(|| Error::KeyMissing {
+            mask_token: meta.u32("tokenizer.ggml.mask_token_id")?.ok_or_else(|| {
+                Error::KeyMissing {
                     key: "tokenizer.ggml.mask_token_id".into(),
                     why: "it stands for the tokens to propose",
-                })?,
+                }
+            })?,
             target_places: target_places(&keys, meta)?,
             logit_scale: keys.positive_or_none("logit_scale")?.unwrap_or(1.0),
             logit_cap: keys.positive_or_none("final_logit_softcapping")?,
@@ -203,7 +203,10 @@ fn windows(
             why: "a window is given, so it must be known which layers slide",
         });
     }
-    let window = keys.count("attention.sliding_window", "sliding layers need their window")? as u32;
+    let window = keys.count(
+        "attention.sliding_window",
+        "sliding layers need their window",
+    )? as u32;
     let sliding = match convention {
         WindowConvention::Below => BlockWindow::Below(window),
         WindowConvention::Within => BlockWindow::Within(window),
@@ -222,11 +225,11 @@ fn target_places(keys: &Keys<'_>, meta: &Metadata) -> Result<Vec<usize>, Error> 
     })?;
     let found = || format!("{places:?}");
     if places.is_empty() {
-        return Err(keys.value(KEY, found(), "at least one layer"));
+        return Err(keys.value(KEY, &found(), &"at least one layer"));
     }
     let place = |&p: &i64| usize::try_from(p).ok();
     let converted: Option<Vec<usize>> = places.iter().map(place).collect();
-    converted.ok_or_else(|| keys.value(KEY, found(), "numbers from 0 up"))
+    converted.ok_or_else(|| keys.value(KEY, &found(), &"numbers from 0 up"))
 }
 
 struct LayerWeights<B: Backend> {
@@ -434,7 +437,11 @@ pub struct DraftRequest {
 
 /// The rows of a drafting pass: each request's anchor and masks, from the
 /// sequence's next position on; all rows but the anchors are wanted.
-pub(crate) fn block_batch(requests: &[DraftRequest], len_of: impl Fn(u32) -> u32, mask: u32) -> Batch {
+pub(crate) fn block_batch(
+    requests: &[DraftRequest],
+    len_of: impl Fn(u32) -> u32,
+    mask: u32,
+) -> Batch {
     let mut batch = Batch::default();
     for request in requests {
         let start = len_of(request.seq);

@@ -92,7 +92,9 @@ pub enum Error {
         architecture: &'static str,
     },
     /// Target and drafter do not belong together.
-    #[error("the drafter does not fit the model: {what} is {drafter} in the drafter, {target} in the model")]
+    #[error(
+        "the drafter does not fit the model: {what} is {drafter} in the drafter, {target} in the model"
+    )]
     DrafterMismatch {
         /// The quantity.
         what: &'static str,
@@ -123,7 +125,9 @@ pub enum Error {
         n_vocab: usize,
     },
     /// A page from outside is not what it says.
-    #[error("{found} bytes for {rows} rows of a {class} page, expected {expected} and at most 256 rows")]
+    #[error(
+        "{found} bytes for {rows} rows of a {class} page, expected {expected} and at most 256 rows"
+    )]
     PageData {
         /// Class of the page.
         class: PageClass,
@@ -145,7 +149,9 @@ pub enum Error {
         total: usize,
     },
     /// A roll-back would need keys that have left the window already.
-    #[error("cannot roll back to {wanted} rows: the sliding window's keys before position {oldest} are released")]
+    #[error(
+        "cannot roll back to {wanted} rows: the sliding window's keys before position {oldest} are released"
+    )]
     WindowReleased {
         /// Length asked for.
         wanted: u32,

@@ -60,12 +60,8 @@ pub trait Forward: Send {
     /// # Errors
     /// [`Error::Discontinuity`] and [`Error::TokenUnknown`] before anything is
     /// computed; [`Error::Device`].
-    fn pass(
-        &mut self,
-        batch: &Batch,
-        tables: &Tables<'_>,
-        want: &[Want],
-    ) -> Result<Outputs, Error>;
+    fn pass(&mut self, batch: &Batch, tables: &Tables<'_>, want: &[Want])
+    -> Result<Outputs, Error>;
 
     /// Loads a drafter beside the target; gives back its numbers.
     ///
@@ -103,12 +99,8 @@ pub trait Forward: Send {
     ///
     /// # Errors
     /// [`Error::PageData`] if the data does not have the rows it claims.
-    fn import_page(
-        &mut self,
-        class: PageClass,
-        page: PageId,
-        data: &PageData,
-    ) -> Result<(), Error>;
+    fn import_page(&mut self, class: PageClass, page: PageId, data: &PageData)
+    -> Result<(), Error>;
 
     /// Carries out copies of partly filled pages.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Error>;
@@ -162,7 +154,9 @@ impl<B: Backend> Model<B> {
         options: Options,
     ) -> Result<Model<B>, Error> {
         let target = match config.architecture {
-            Architecture::MuseGlimmer => Target::MuseGlimmer(Weights::load(&mut be, file, &config)?),
+            Architecture::MuseGlimmer => {
+                Target::MuseGlimmer(Weights::load(&mut be, file, &config)?)
+            }
             Architecture::Llama => {
                 Target::Llama(graph_llama::Weights::load(&mut be, file, &config)?)
             }
@@ -192,7 +186,10 @@ impl<B: Backend> Model<B> {
     /// Checks a batch against the sequences it extends.
     fn check(&self, batch: &Batch, tables: &Tables<'_>, want: &[Want]) -> Result<(), Error> {
         let (rows, max_rows) = (batch.rows.len(), self.be.caps().max_rows);
-        assert!(rows <= max_rows, "a pass of {rows} rows, at most {max_rows}");
+        assert!(
+            rows <= max_rows,
+            "a pass of {rows} rows, at most {max_rows}"
+        );
         assert_eq!(batch.wanted.len(), want.len(), "one want per wanted row");
         let mut next: Vec<u32> = tables.iter().map(|s| s.len()).collect();
         let mut previous = None;
@@ -215,7 +212,10 @@ impl<B: Backend> Model<B> {
             for class in PageClass::ALL {
                 let reserved = pages.table(class).len() * PAGE_ROWS >= end as usize;
                 let has_class = self.layout.classes[class as usize].n_layer > 0;
-                assert!(reserved || !has_class, "{class} pages up to row {end} reserved");
+                assert!(
+                    reserved || !has_class,
+                    "{class} pages up to row {end} reserved"
+                );
             }
         }
         Ok(())
@@ -337,7 +337,8 @@ impl<B: Backend> Forward for Model<B> {
         self.be.step(&Step::new(&batch, tables))?;
         let (embd, head) = self.target.embd_and_head();
         let kv = &self.kv;
-        self.be.run(batch.shape(), |be| drafter.block(be, kv, embd, head))?;
+        self.be
+            .run(batch.shape(), |be| drafter.block(be, kv, embd, head))?;
         let want = vec![want; batch.wanted.len()];
         let mut outputs = self.be.select(drafter.logits(), &want)?.into_iter();
         let of = |r: &DraftRequest| outputs.by_ref().take(r.n_draft).collect();

@@ -5,11 +5,11 @@
 //! gate, no norm on heads; every layer turns; the head may be the embedding;
 //! projections may have biases.
 
+use crate::Error;
 use crate::activations::{Activations, Taps};
 use crate::backend::{Attention, Backend, KvLayer};
 use crate::config::Config;
 use crate::weights::Loader;
-use crate::Error;
 use gguf::{Gguf, TensorType};
 
 /// A projection with its bias, if the file has one.

@@ -77,9 +77,7 @@ fn attention<B: Backend>(
     be.probe("attn_gate", il, &a.gate);
     let rope = layer.rope.then_some((rope, c.head_dim));
     let norms = [&w.attn_q_norm, &w.attn_k_norm];
-    be.head_norm_rope_store(
-        &mut a.q, &mut a.k, &a.v, norms, c.norm_eps, rope, kv, place,
-    );
+    be.head_norm_rope_store(&mut a.q, &mut a.k, &a.v, norms, c.norm_eps, rope, kv, place);
     be.probe("Qcur_rope", il, &a.q);
     be.probe("Kcur_rope", il, &a.k);
     let at = Attention {

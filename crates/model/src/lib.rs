@@ -22,9 +22,7 @@ mod rope;
 mod weights;
 
 pub use backend::{Backend, Caps, Probes};
-pub use batch::{
-    Batch, Input, Outputs, Row, RowOutput, Shape, Step, Tables, Want, padded, select,
-};
+pub use batch::{Batch, Input, Outputs, Row, RowOutput, Shape, Step, Tables, Want, padded, select};
 pub use config::{Architecture, Config, LayerConfig};
 pub use drafter::{DraftRequest, DrafterConfig, WindowConvention};
 pub use error::{DeviceError, Error};

@@ -7,9 +7,7 @@
 //! at once. A backend that records a pass must execute such a call directly.
 
 use crate::DeviceError;
-use crate::backend::{
-    Attention, Backend, BlockAttention, Caps, KvLayer, PageData, Probes, RowSet,
-};
+use crate::backend::{Attention, Backend, BlockAttention, Caps, KvLayer, PageData, Probes, RowSet};
 use crate::batch::{Outputs, RowOutput, Shape, Step, Want};
 use crate::kv::{KvLayout, KvType, PAGE_ROWS, PageClass, PageId};
 use crate::rope::Rope;
@@ -153,19 +151,18 @@ impl<A: Backend, B: Backend> Paired<A, B> {
         if is_outside && self.found.first.is_none() {
             self.found.first = Some(difference.clone());
         }
-        let worst = self.found.worst.entry(op).or_insert_with(|| difference.clone());
+        let worst = self
+            .found
+            .worst
+            .entry(op)
+            .or_insert_with(|| difference.clone());
         if relative_rms > worst.relative_rms {
             *worst = difference;
         }
     }
 
     /// Compares what the current step's rows of `layer` hold after a store.
-    fn compare_stored(
-        &mut self,
-        op: &'static str,
-        kv: &PairedKv<A::Kv, B::Kv>,
-        layer: KvLayer,
-    ) {
+    fn compare_stored(&mut self, op: &'static str, kv: &PairedKv<A::Kv, B::Kv>, layer: KvLayer) {
         let mut rows_of: BTreeMap<PageId, usize> = BTreeMap::new();
         for row in &self.step.rows {
             let (page, slot) = self.step.place(layer.class, row.seq, row.pos);
@@ -201,7 +198,10 @@ impl<X, Y> PairedKv<X, Y> {
         let class = &self.layout.classes[layer.class as usize];
         let row_bytes = class.n_head_kv * class.head_dim * self.layout.ty.bytes();
         let layer_bytes = 2 * data.rows * row_bytes;
-        elements(self.layout.ty, &data.bytes[layer.index * layer_bytes..][..layer_bytes])
+        elements(
+            self.layout.ty,
+            &data.bytes[layer.index * layer_bytes..][..layer_bytes],
+        )
     }
 }
 
@@ -224,9 +224,11 @@ fn elements(ty: KvType, bytes: &[u8]) -> Vec<f32> {
 fn output_logits(output: &RowOutput) -> Vec<f32> {
     match output {
         RowOutput::Argmax { logit, .. } => vec![*logit],
-        RowOutput::TopK { top, logsumexp } => {
-            top.iter().map(|(_, logit)| *logit).chain(*logsumexp).collect()
-        }
+        RowOutput::TopK { top, logsumexp } => top
+            .iter()
+            .map(|(_, logit)| *logit)
+            .chain(*logsumexp)
+            .collect(),
         RowOutput::Full(logits) => logits.clone(),
         RowOutput::NonFinite { .. } => vec![f32::NAN],
     }
@@ -254,7 +256,11 @@ fn distance(a: &[f32], b: &[f32]) -> (f64, f64) {
             size += f64::from(a) * f64::from(a);
         }
     }
-    let relative_rms = if square > 0.0 { (square / size).sqrt() } else { 0.0 };
+    let relative_rms = if square > 0.0 {
+        (square / size).sqrt()
+    } else {
+        0.0
+    };
     (max, relative_rms)
 }
 
@@ -345,7 +351,11 @@ impl<A: Backend, B: Backend> Backend for Paired<A, B> {
         let a = self.a.export_page(&kv.a, class, page, rows)?;
         let b = self.b.export_page(&kv.b, class, page, rows)?;
         let ty = kv.layout.ty;
-        self.note("export_page", &elements(ty, &a.bytes), &elements(ty, &b.bytes));
+        self.note(
+            "export_page",
+            &elements(ty, &a.bytes),
+            &elements(ty, &b.bytes),
+        );
         Ok(a)
     }
 
@@ -452,8 +462,10 @@ impl<A: Backend, B: Backend> Backend for Paired<A, B> {
         x: &Self::Buf,
     ) {
         let (w_a, w_b) = (w.map(|w| &w.a), w.map(|w| &w.b));
-        self.a.qkv_gate(&mut q.a, &mut k.a, &mut v.a, &mut gate.a, w_a, &x.a);
-        self.b.qkv_gate(&mut q.b, &mut k.b, &mut v.b, &mut gate.b, w_b, &x.b);
+        self.a
+            .qkv_gate(&mut q.a, &mut k.a, &mut v.a, &mut gate.a, w_a, &x.a);
+        self.b
+            .qkv_gate(&mut q.b, &mut k.b, &mut v.b, &mut gate.b, w_b, &x.b);
         for out in [q, k, v, gate] {
             self.compare("qkv_gate", out);
         }
@@ -489,8 +501,10 @@ impl<A: Backend, B: Backend> Backend for Paired<A, B> {
         w_up: &Self::Weight,
         x: &Self::Buf,
     ) {
-        self.a.ffn_in(&mut ff.a, &mut up.a, &w_gate.a, &w_up.a, &x.a);
-        self.b.ffn_in(&mut ff.b, &mut up.b, &w_gate.b, &w_up.b, &x.b);
+        self.a
+            .ffn_in(&mut ff.a, &mut up.a, &w_gate.a, &w_up.a, &x.a);
+        self.b
+            .ffn_in(&mut ff.b, &mut up.b, &w_gate.b, &w_up.b, &x.b);
         self.compare("ffn_in", ff);
     }
 
@@ -506,8 +520,24 @@ impl<A: Backend, B: Backend> Backend for Paired<A, B> {
     ) {
         let (norm_a, norm_b) = ((&norm.0.a, norm.1), (&norm.0.b, norm.1));
         let (a, b) = (&mut self.a, &mut self.b);
-        a.logits(&mut logits.a, &mut normed.a, &x.a, norm_a, &head.a, scale, cap);
-        b.logits(&mut logits.b, &mut normed.b, &x.b, norm_b, &head.b, scale, cap);
+        a.logits(
+            &mut logits.a,
+            &mut normed.a,
+            &x.a,
+            norm_a,
+            &head.a,
+            scale,
+            cap,
+        );
+        b.logits(
+            &mut logits.b,
+            &mut normed.b,
+            &x.b,
+            norm_b,
+            &head.b,
+            scale,
+            cap,
+        );
         self.compare("logits", logits);
     }
 

@@ -7,9 +7,7 @@
 //! what else is in the pass.
 
 use crate::DeviceError;
-use crate::backend::{
-    Attention, Backend, BlockAttention, Caps, KvLayer, PageData, Probes, RowSet,
-};
+use crate::backend::{Attention, Backend, BlockAttention, Caps, KvLayer, PageData, Probes, RowSet};
 use crate::batch::{Input, Row, Shape, Step};
 use crate::kv::{KvLayout, KvType, PAGE_ROWS, PageClass, PageId};
 use crate::rope::Rope;
@@ -121,8 +119,8 @@ impl Kv {
         let class = &self.layout.classes[layer.class as usize];
         let (slab, index) = self.layout.locate(page);
         let n_kv = class.n_head_kv * class.head_dim;
-        let start = index * class.page_elements()
-            + ((layer.index * 2 + half) * PAGE_ROWS + slot) * n_kv;
+        let start =
+            index * class.page_elements() + ((layer.index * 2 + half) * PAGE_ROWS + slot) * n_kv;
         (slab, start..start + n_kv)
     }
 

@@ -89,7 +89,10 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// A norm's weight or a bias: `n` numbers that are not block-encoded.
     pub(crate) fn vector(&mut self, name: &str, n: usize) -> Result<B::Weight, Error> {
         let view = self.view(name, &[n])?;
-        if !matches!(view.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
+        if !matches!(
+            view.ty,
+            TensorType::F32 | TensorType::F16 | TensorType::BF16
+        ) {
             return Err(Error::TensorType {
                 name: name.to_string(),
                 found: view.ty,

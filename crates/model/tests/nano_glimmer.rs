@@ -207,16 +207,17 @@ fn f16_keys_and_values_stay_near() {
     let mut model = model(KvType::F16);
     let mut pool = pool_of(&model);
     let mut n_undecided = 0;
-    for prompt in golden() {
+    // Two long prompts would double the time and add nothing.
+    for prompt in golden().iter().filter(|p| !p.name.starts_with("tool")) {
         let mut pages = SequencePages::new();
         let rows = advance(&mut model, &mut pool, &mut pages, &prompt.prompt, 1);
-        n_undecided += check_rows(&prompt, 0, &rows, 2e-2);
+        n_undecided += check_rows(prompt, 0, &rows, 2e-2);
         let tokens = &prompt.greedy[..prompt.greedy.len() - 1];
         let rows = advance(&mut model, &mut pool, &mut pages, tokens, tokens.len());
-        n_undecided += check_rows(&prompt, 1, &rows, 2e-2);
+        n_undecided += check_rows(prompt, 1, &rows, 2e-2);
         pages.clear(&mut pool);
     }
-    assert!(n_undecided < 9 * 64 / 20, "{n_undecided} of 576 steps are near ties");
+    assert!(n_undecided <= 22, "{n_undecided} of 448 steps are near ties");
 }
 
 /// Plain greedy decoding, one row at a time, as a program would do it.

@@ -20,9 +20,11 @@ pub use table::{write_sizes, write_tensor_groups};
 
 /// Show what is in a GGUF file and what Muser makes of it
 #[derive(clap::Args, Debug)]
-#[command(long_about = "Show what is in a GGUF file: metadata, tensors, types, sizes; and what \
+#[command(
+    long_about = "Show what is in a GGUF file: metadata, tensors, types, sizes; and what \
     Muser makes of it, or why it cannot run it.\n\n\
-    The exit code is 0 if the file is readable, whether Muser can run it or not.")]
+    The exit code is 0 if the file is readable, whether Muser can run it or not."
+)]
 #[command(after_help = "Examples:\n  \
     muser inspect\n  \
     muser inspect model.gguf --tensors\n  \

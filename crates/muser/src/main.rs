@@ -17,13 +17,20 @@ use std::process::ExitCode;
 
 /// A local inference engine for Muse Glimmer 30B and small Llama models.
 #[derive(Parser)]
-#[command(name = "muser", version, propagate_version = true, max_term_width = 100)]
-#[command(after_help = "Without --model, commands use nano-glimmer, a tiny trained model of the \
+#[command(
+    name = "muser",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+#[command(
+    after_help = "Without --model, commands use nano-glimmer, a tiny trained model of the \
                         Muse Glimmer architecture that is part of this program.\n\n\
                         Examples:\n  \
                         muser run \"Tell me a story about a lighthouse\"\n  \
                         muser run --model Muse-Glimmer-30B-Q4_K_M.gguf --reasoning low \"Hello\"\n  \
-                        muser inspect model.gguf")]
+                        muser inspect model.gguf"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

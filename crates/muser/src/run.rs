@@ -124,7 +124,10 @@ impl Args {
         }
         let template = ChatTemplate::from_file(file.chat_template()?, ControlTokens::of(tokenizer));
         let template = template.with_context(|| {
-            format!("chat template of {} (--raw continues plain text without one)", file.name)
+            format!(
+                "chat template of {} (--raw continues plain text without one)",
+                file.name
+            )
         })?;
         if self.reasoning.is_some() && !template.uses_variable("reasoning_strength") {
             bail!(
@@ -157,7 +160,11 @@ pub fn now(date: Option<&str>) -> anyhow::Result<DateTime> {
     };
     let mut parts = date.split('-');
     let mut next = |width: usize| {
-        let part = parts.next().filter(|p| p.len() == width)?;
+        let is_digit = |c: u8| c.is_ascii_digit();
+        let part = parts.next()?;
+        if part.len() != width || !part.bytes().all(is_digit) {
+            return None;
+        }
         part.parse::<u32>().ok()
     };
     let (year, month, day) = (next(4), next(2), next(2));

@@ -64,7 +64,11 @@ pub struct Sampling {
 
 impl SamplingArgs {
     /// The settings for a model; flags win over the model's own defaults.
-    pub fn settings(&self, file: &ModelFile, architecture: Architecture) -> anyhow::Result<Sampling> {
+    pub fn settings(
+        &self,
+        file: &ModelFile,
+        architecture: Architecture,
+    ) -> anyhow::Result<Sampling> {
         let (mut s, origin) = model_defaults(file, architecture)?;
         let set = |to: &mut f32, from: Option<f32>| *to = from.unwrap_or(*to);
         set(&mut s.temperature, self.temperature);
@@ -158,10 +162,22 @@ pub fn describe(s: &SamplerSettings) -> String {
     add("min-p", s.min_p, neutral.min_p);
     add("typical-p", s.typical_p, neutral.typical_p);
     add("top-n-sigma", s.top_n_sigma, neutral.top_n_sigma);
-    add("xtc-probability", s.xtc_probability, neutral.xtc_probability);
+    add(
+        "xtc-probability",
+        s.xtc_probability,
+        neutral.xtc_probability,
+    );
     add("repeat-penalty", s.repeat_penalty, neutral.repeat_penalty);
-    add("frequency-penalty", s.frequency_penalty, neutral.frequency_penalty);
-    add("presence-penalty", s.presence_penalty, neutral.presence_penalty);
+    add(
+        "frequency-penalty",
+        s.frequency_penalty,
+        neutral.frequency_penalty,
+    );
+    add(
+        "presence-penalty",
+        s.presence_penalty,
+        neutral.presence_penalty,
+    );
     add("dry-multiplier", s.dry_multiplier, neutral.dry_multiplier);
     words.join(", ")
 }

@@ -26,10 +26,12 @@ use values::Generator;
 
 /// Write a GGUF file with random weights, of any size
 #[derive(clap::Args, Debug)]
-#[command(long_about = "Write a GGUF file with random weights, of a named or given shape and any \
+#[command(
+    long_about = "Write a GGUF file with random weights, of a named or given shape and any \
     size: for tests and measurements where no trained file is at hand.\n\n\
     A seed means the same bytes on every machine. The vocabulary depends on its size alone, so \
-    that a drafter fits every target with its width and vocabulary.")]
+    that a drafter fits every target with its width and vocabulary."
+)]
 #[command(after_help = "Examples:\n  \
     muser synth tiny.gguf\n  \
     muser synth 17gb.gguf --shape 30b --head q5_k\n  \
@@ -105,10 +107,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Writes the planned file to `out`; gives its length in bytes.
 fn write(out: &Path, plan: &Plan, infos: &[TensorInfo], seed: u64) -> anyhow::Result<u64> {
-    let data_bytes = infos.iter().map(TensorInfo::data_bytes).sum::<Result<u64, _>>()?;
+    let data_bytes = infos
+        .iter()
+        .map(TensorInfo::data_bytes)
+        .sum::<Result<u64, _>>()?;
     check_space(out, data_bytes)?;
-    let mut writer = Writer::create(out, &plan.metadata, infos)
-        .with_context(|| space(out, data_bytes))?;
+    let mut writer =
+        Writer::create(out, &plan.metadata, infos).with_context(|| space(out, data_bytes))?;
     let file_bytes = writer.file_bytes();
     let bar = terminal::byte_progress(data_bytes);
     let mut chunk = Vec::new();
@@ -144,7 +149,10 @@ fn space(out: &Path, needed_bytes: u64) -> String {
         Some(n) => format!("{} are available", terminal::grouped(n)),
         None => "it is unknown how many are available".to_string(),
     };
-    format!("cannot write {}: it needs {needed} bytes, {available}", out.display())
+    format!(
+        "cannot write {}: it needs {needed} bytes, {available}",
+        out.display()
+    )
 }
 
 /// Bytes that may be written to the folder of `out`, if the system says.

@@ -80,7 +80,9 @@ pub fn print_line(line: impl std::fmt::Display) -> std::io::Result<()> {
 pub fn progress(total: u64, label: &'static str) -> ProgressBar {
     const TEMPLATE: &str = "{msg} {bar:30} {pos}/{len} ({eta} left)";
     let style = ProgressStyle::with_template(TEMPLATE).expect("a valid template");
-    ProgressBar::new(total).with_style(style).with_message(label)
+    ProgressBar::new(total)
+        .with_style(style)
+        .with_message(label)
 }
 
 /// A bar over `total` bytes on stderr; hidden where that is no terminal.

@@ -75,7 +75,7 @@ fn bundled_model() {
         "Metadata: 32 keys",
         "general.architecture string \"muse-glimmer\"",
         "muse-glimmer.block_count u32 8",
-        "muse-glimmer.attention.layer_norm_rms_epsilon f32 1e-5",
+        "muse-glimmer.attention.layer_norm_rms_epsilon f32 0.00001",
         "muse-glimmer.attention.sliding_window_pattern 8 x bool [true, true, true, false, true, \
          true, ...]",
         "tokenizer.ggml.tokens 4096 x string [\"!\", \"\\\"\", \"#\", \"$\", \"%\", \"&\", ...]",
@@ -288,8 +288,8 @@ fn what_cannot_run() {
         (
             without("tokenizer.ggml.merges"),
             &infos[..],
-            "reason tokenizer: metadata key tokenizer.ggml.merges is missing, expected an array \
-             of strings",
+            "reason tokenizer: metadata key tokenizer.ggml.merges: missing, expected an array of \
+             strings",
         ),
     ] {
         let path = file(&folder, &metadata, tensors);

@@ -309,7 +309,7 @@ fn bad_golden_archives() {
         [2, 512],
         "array tokens_x: found token -1 at 0, expected ids below 512",
     );
-    let mut holed = zeros.clone();
+    let mut holed = zeros;
     holed[600] = f32::NAN;
     check(
         names,

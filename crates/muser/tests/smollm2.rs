@@ -22,7 +22,9 @@ const LLAMACPP_MEAN_BOUND: f64 = 0.15;
 const CLEAR_GAP: f64 = 0.5;
 
 fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path)
 }
 
 fn model_file() -> Gguf {
@@ -43,7 +45,12 @@ fn list(value: &Value) -> &[Value] {
 
 fn ids(value: &Value) -> Vec<u32> {
     let id = |id: &Value| id.as_u64().expect("an id") as u32;
-    value.as_array().expect("a list of ids").iter().map(id).collect()
+    value
+        .as_array()
+        .expect("a list of ids")
+        .iter()
+        .map(id)
+        .collect()
 }
 
 /// Token and log-probability pairs of one step, likeliest first.

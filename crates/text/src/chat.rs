@@ -172,7 +172,10 @@ impl Message {
 
 /// What a message says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "content: expected a string, a list of parts or null"
+)]
 pub enum Content {
     /// Plain text.
     Text(String),

@@ -444,8 +444,7 @@ fn a_megabyte_of_anything_takes_seconds() {
     const BYTES: usize = 1 << 20;
     const LIMIT: Duration = Duration::from_secs(60);
     let patterns = [
-        "a", "A", " ", "\n", " \n", "1", "!", "🙂", "\u{301}", "猫", "aB", "猫A", "'s", "<|", "\r",
-        "\u{a0}x", "<|eot|>",
+        "a", "A", " ", " \n", "1", "🙂", "\u{301}", "猫", "猫A", "\u{a0}x", "<|eot|>",
     ];
     let merges = [
         "a a",

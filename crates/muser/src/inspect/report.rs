@@ -63,12 +63,18 @@ impl Report {
         Report {
             file: FileReport {
                 name: file.name.clone(),
-                parts: gguf.paths().iter().map(|p| p.display().to_string()).collect(),
+                parts: gguf
+                    .paths()
+                    .iter()
+                    .map(|p| p.display().to_string())
+                    .collect(),
                 version: gguf.version(),
                 alignment: gguf.alignment(),
                 bytes: gguf.file_bytes(),
             },
-            metadata: metadata.map(|(key, value)| (key.to_string(), entry(value))).collect(),
+            metadata: metadata
+                .map(|(key, value)| (key.to_string(), entry(value)))
+                .collect(),
             tensors: gguf
                 .tensors()
                 .iter()
@@ -153,7 +159,10 @@ fn array_json(array: &Array, most: usize) -> Json {
         Array::F64(v) => v[..most].iter().map(|&x| f64_json(x)).collect(),
         Array::Bool(v) => json!(v[..most]),
         Array::String(v) => v.iter().take(most).collect(),
-        Array::Array(v) => v[..most].iter().map(|inner| array_json(inner, inner.len())).collect(),
+        Array::Array(v) => v[..most]
+            .iter()
+            .map(|inner| array_json(inner, inner.len()))
+            .collect(),
     }
 }
 
@@ -169,7 +178,11 @@ pub fn type_text(value: &Value) -> String {
 pub fn value_text(value: &Value, full: bool) -> String {
     match value {
         Value::Array(array) => {
-            let most = if full { array.len() } else { array.len().min(SHOWN_ELEMENTS) };
+            let most = if full {
+                array.len()
+            } else {
+                array.len().min(SHOWN_ELEMENTS)
+            };
             let shown = array_json(array, most);
             let mut texts: Vec<String> = match &shown {
                 Json::Array(elements) => elements.iter().map(|e| element_text(e, full)).collect(),

@@ -65,7 +65,11 @@ pub fn write_tensors(out: &mut impl Write, tensors: &[TensorInfo]) -> io::Result
         ]
     };
     let rows: Vec<[String; 4]> = tensors.iter().map(row).collect();
-    write_rows(out, &[Align::Left, Align::Left, Align::Left, Align::Right], &rows)
+    write_rows(
+        out,
+        &[Align::Left, Align::Left, Align::Left, Align::Right],
+        &rows,
+    )
 }
 
 /// Tensors that differ in their layer only.
@@ -118,15 +122,21 @@ fn groups(tensors: &[TensorInfo]) -> Vec<Group> {
         let index = match groups.iter().position(same) {
             Some(index) => index,
             None => {
-                groups.push(Group {
+                // Beside the tensors of the same name in other layers.
+                let last = groups
+                    .iter()
+                    .rposition(|g| layer.is_some() && g.pattern == pattern);
+                let index = last.map_or(groups.len(), |last| last + 1);
+                let group = Group {
                     pattern,
                     ty: tensor.ty,
                     shape: tensor.shape.clone(),
                     layers: Vec::new(),
                     n_tensors: 0,
                     n_bytes: 0,
-                });
-                groups.len() - 1
+                };
+                groups.insert(index, group);
+                index
             }
         };
         let group = &mut groups[index];

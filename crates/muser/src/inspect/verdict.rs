@@ -246,7 +246,10 @@ impl ModelFacts {
         };
         add("architecture", self.architecture.to_string());
         add("layers", layers);
-        add("width", format!("{}, feed-forward {}", self.n_embd, self.n_ff));
+        add(
+            "width",
+            format!("{}, feed-forward {}", self.n_embd, self.n_ff),
+        );
         add(
             "attention",
             format!(
@@ -255,10 +258,18 @@ impl ModelFacts {
             ),
         );
         add("RoPE", self.rope.text(self.head_dim));
-        let cap = self.logit_cap.map_or(String::new(), |cap| format!(", capped at {cap}"));
+        let cap = self
+            .logit_cap
+            .map_or(String::new(), |cap| format!(", capped at {cap}"));
         add("logits", format!("times {}{cap}", self.logit_scale));
         add("context", format!("{} tokens", grouped(self.n_ctx as u64)));
-        add("weights", format!("{} bytes read for a token", grouped(self.weight_bytes_per_token)));
+        add(
+            "weights",
+            format!(
+                "{} bytes read for a token",
+                grouped(self.weight_bytes_per_token)
+            ),
+        );
         add("keys and values", self.kv.text(self.window));
     }
 }
@@ -266,9 +277,16 @@ impl ModelFacts {
 impl RopeFacts {
     fn new(meta: &Metadata, config: &Config) -> RopeFacts {
         // The very key that was read: the file may spell its architecture in two ways.
-        let arch = meta.str("general.architecture").ok().flatten().unwrap_or_default();
+        let arch = meta
+            .str("general.architecture")
+            .ok()
+            .flatten()
+            .unwrap_or_default();
         let number = |key: &str| meta.f32(&format!("{arch}.{key}")).ok().flatten();
-        let scaling = meta.str(&format!("{arch}.rope.scaling.type")).ok().flatten();
+        let scaling = meta
+            .str(&format!("{arch}.rope.scaling.type"))
+            .ok()
+            .flatten();
         let scaling = scaling.filter(|&s| !matches!(s, "none" | ""));
         let has_still_layers = config.layers.iter().any(|l| !l.rope);
         RopeFacts {
@@ -287,8 +305,13 @@ impl RopeFacts {
     }
 
     fn text(&self, head_dim: usize) -> String {
-        let base = self.base.map_or(String::new(), |base| format!("base {base}, "));
-        let scaling = self.scaling.as_ref().map_or(String::new(), |s| format!(", scaling {s}"));
+        let base = self
+            .base
+            .map_or(String::new(), |base| format!("base {base}, "));
+        let scaling = self
+            .scaling
+            .as_ref()
+            .map_or(String::new(), |s| format!(", scaling {s}"));
         format!(
             "{base}{} of {head_dim} dimensions, on {} layers{scaling}",
             self.dimensions, self.layers
@@ -350,7 +373,10 @@ impl DrafterFacts {
         let window = self.window.map_or("all".to_string(), |w| w.to_string());
         add("architecture", "dflash (drafter)".to_string());
         add("layers", format!("{}, window {window}", self.n_layer));
-        add("width", format!("{}, feed-forward {}", self.n_embd, self.n_ff));
+        add(
+            "width",
+            format!("{}, feed-forward {}", self.n_embd, self.n_ff),
+        );
         add(
             "attention",
             format!(
@@ -358,9 +384,15 @@ impl DrafterFacts {
                 self.n_head, self.n_head_kv, self.head_dim
             ),
         );
-        add("block", format!("{} rows, mask token {}", self.block_size, self.mask_token));
+        add(
+            "block",
+            format!("{} rows, mask token {}", self.block_size, self.mask_token),
+        );
         let layers: Vec<String> = self.target_layers.iter().map(usize::to_string).collect();
-        add("reads", format!("the inputs of the target's layers {}", layers.join(", ")));
+        add(
+            "reads",
+            format!("the inputs of the target's layers {}", layers.join(", ")),
+        );
     }
 }
 
@@ -369,7 +401,8 @@ impl TokenizerFacts {
         let text = |key: &str| meta.str(key).ok().flatten();
         let merges = meta.strings("tokenizer.ggml.merges").ok().flatten();
         let template = text("tokenizer.chat_template");
-        let compiled = template.map(|source| ChatTemplate::new(source, ControlTokens::of(tokenizer)));
+        let compiled =
+            template.map(|source| ChatTemplate::new(source, ControlTokens::of(tokenizer)));
         let digest = model::vocabulary_digest(meta).ok();
         TokenizerFacts {
             model: text("tokenizer.ggml.model").unwrap_or_default().to_string(),
@@ -391,24 +424,47 @@ impl TokenizerFacts {
     }
 
     fn describe(&self, add: &mut impl FnMut(&str, String)) {
-        let pre = self.pre.as_ref().map_or(String::new(), |pre| format!(" ({})", pre.escape_debug()));
+        let pre = self
+            .pre
+            .as_ref()
+            .map_or(String::new(), |pre| format!(" ({})", pre.escape_debug()));
         let (tokens, merges) = (grouped(self.n_tokens as u64), grouped(self.n_merges as u64));
-        add("tokenizer", format!("{}{pre}, {tokens} tokens, {merges} merges", self.model));
+        add(
+            "tokenizer",
+            format!("{}{pre}, {tokens} tokens, {merges} merges", self.model),
+        );
         let bos = match (self.bos, self.add_bos) {
             (None, _) => "none".to_string(),
             (Some(id), true) => format!("{id} before every text"),
             (Some(id), false) => id.to_string(),
         };
         let end: Vec<String> = self.end.iter().map(u32::to_string).collect();
-        let end = if end.is_empty() { "none".to_string() } else { end.join(", ") };
-        add("special tokens", format!("BOS {bos}; an answer ends at {end}"));
+        let end = if end.is_empty() {
+            "none".to_string()
+        } else {
+            end.join(", ")
+        };
+        add(
+            "special tokens",
+            format!("BOS {bos}; an answer ends at {end}"),
+        );
         if !self.missing_bytes.is_empty() {
-            add("missing", format!("{} bytes that no token spells", self.missing_bytes.len()));
+            add(
+                "missing",
+                format!("{} bytes that no token spells", self.missing_bytes.len()),
+            );
         }
-        add("chat", match (self.chat_template_bytes, &self.chat_template_error) {
-            (None, _) => "no template".to_string(),
-            (Some(n), None) => format!("template of {} bytes, {} turns", grouped(n as u64), self.turns),
-            (Some(_), Some(error)) => format!("the template cannot be used: {error}"),
-        });
+        add(
+            "chat",
+            match (self.chat_template_bytes, &self.chat_template_error) {
+                (None, _) => "no template".to_string(),
+                (Some(n), None) => format!(
+                    "template of {} bytes, {} turns",
+                    grouped(n as u64),
+                    self.turns
+                ),
+                (Some(_), Some(error)) => format!("the template cannot be used: {error}"),
+            },
+        );
     }
 }

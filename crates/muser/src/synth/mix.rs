@@ -142,7 +142,10 @@ mod tests {
         }
         for text in ["", "q9", "i32", "f64"] {
             let message = text.parse::<Mix>().expect_err(text);
-            assert!(message.starts_with("expected q4_k_m or one of f32, f16, q4_0,"), "{message}");
+            assert!(
+                message.starts_with("expected q4_k_m or one of f32, f16, q4_0,"),
+                "{message}"
+            );
         }
     }
 }

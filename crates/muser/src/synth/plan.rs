@@ -116,7 +116,8 @@ fn describe(metadata: &mut Metadata, shape: &Shape, encodings: Encodings, seed: 
     set("general.architecture", text(arch));
     set("general.type", text("model"));
     set("general.name", text("random weights"));
-    let description = format!("Random weights for tests and measurements: mix {mix}{head}, seed {seed}");
+    let description =
+        format!("Random weights for tests and measurements: mix {mix}{head}, seed {seed}");
     set("general.description", text(&description));
     if let Some(file_type) = mix.file_type() {
         set("general.file_type", Value::U32(file_type));
@@ -203,7 +204,12 @@ fn tensors(shape: &Shape, encodings: Encodings) -> Vec<PlannedTensor> {
     }
     tensors.vector("output_norm.weight".into(), d, Values::NearOne);
     if !is_drafter {
-        tensors.matrix("output.weight".into(), "output", Place::Head, [d, shape.n_vocab]);
+        tensors.matrix(
+            "output.weight".into(),
+            "output",
+            Place::Head,
+            [d, shape.n_vocab],
+        );
         if let (Some(ty), Some(head)) = (encodings.head, tensors.all.last_mut()) {
             head.info.ty = ty;
         }
@@ -270,11 +276,17 @@ mod tests {
     }
 
     fn bytes(plan: &Plan) -> u64 {
-        plan.tensors.iter().map(|t| t.info.data_bytes().expect("a good shape")).sum()
+        plan.tensors
+            .iter()
+            .map(|t| t.info.data_bytes().expect("a good shape"))
+            .sum()
     }
 
     fn parameters(plan: &Plan) -> u64 {
-        plan.tensors.iter().map(|t| t.info.shape.iter().product::<u64>()).sum()
+        plan.tensors
+            .iter()
+            .map(|t| t.info.shape.iter().product::<u64>())
+            .sum()
     }
 
     /// The structure of the published file: counts by encoding and bytes of all
@@ -299,7 +311,10 @@ mod tests {
 
         // What a token reads: everything but the embedding.
         let finer_head = plan(Name::Full, None);
-        let embedding = finer_head.tensors[0].info.data_bytes().expect("a good shape");
+        let embedding = finer_head.tensors[0]
+            .info
+            .data_bytes()
+            .expect("a good shape");
         assert_eq!(bytes(&finer_head) - embedding, 16_165_710_080);
     }
 
@@ -311,7 +326,10 @@ mod tests {
         let meta = &drafter.metadata;
         let layers = meta.integers("dflash.target_layers").expect("integers");
         assert_eq!(layers, Some(vec![2, 14, 26, 38, 50]));
-        assert_eq!(meta.u32("tokenizer.ggml.mask_token_id").expect("an id"), Some(201_818));
+        assert_eq!(
+            meta.u32("tokenizer.ggml.mask_token_id").expect("an id"),
+            Some(201_818)
+        );
     }
 
     /// Every number of the real model that is in a key.
@@ -319,17 +337,33 @@ mod tests {
     fn full_metadata() {
         let plan = plan(Name::Full, None);
         let config = Config::from_metadata(&plan.metadata).expect("a good configuration");
-        assert_eq!((config.n_layer, config.n_embd, config.n_ff), (52, 6656, 19_968));
-        assert_eq!((config.n_head, config.n_head_kv, config.head_dim), (32, 2, 128));
+        assert_eq!(
+            (config.n_layer, config.n_embd, config.n_ff),
+            (52, 6656, 19_968)
+        );
+        assert_eq!(
+            (config.n_head, config.n_head_kv, config.head_dim),
+            (32, 2, 128)
+        );
         assert_eq!((config.n_vocab, config.n_ctx), (202_048, 131_072));
         assert_eq!(config.logit_scale, 0.196_116_13);
         assert_eq!(config.logit_cap, Some(20.0));
-        let full: Vec<usize> = (0..52).filter(|&il| config.layers[il].window.is_none()).collect();
+        let full: Vec<usize> = (0..52)
+            .filter(|&il| config.layers[il].window.is_none())
+            .collect();
         assert_eq!(full, (3..52).step_by(4).collect::<Vec<_>>());
         assert_eq!(config.layers[0].window, Some(2048));
-        let merges = plan.metadata.strings("tokenizer.ggml.merges").expect("strings");
+        let merges = plan
+            .metadata
+            .strings("tokenizer.ggml.merges")
+            .expect("strings");
         assert_eq!(merges.map(|m| m.len()), Some(439_802));
-        for (key, id) in [("bos", 200_000), ("eos", 200_001), ("eot", 200_008), ("padding", 200_018)] {
+        for (key, id) in [
+            ("bos", 200_000),
+            ("eos", 200_001),
+            ("eot", 200_008),
+            ("padding", 200_018),
+        ] {
             let key = format!("tokenizer.ggml.{key}_token_id");
             assert_eq!(plan.metadata.u32(&key).expect("an id"), Some(id), "{key}");
         }

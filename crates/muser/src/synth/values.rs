@@ -365,8 +365,15 @@ mod tests {
                 TensorType::NVFP4 => 0.8..1.2,
                 _ => 0.96..1.04,
             };
-            assert!(bound.contains(&ratio), "{ty}: deviation {ratio} times the wanted one");
-            assert!(mean.abs() < 0.02 * wanted, "{ty}: mean {} deviations", mean / wanted);
+            assert!(
+                bound.contains(&ratio),
+                "{ty}: deviation {ratio} times the wanted one"
+            );
+            assert!(
+                mean.abs() < 0.02 * wanted,
+                "{ty}: mean {} deviations",
+                mean / wanted
+            );
         }
     }
 
@@ -397,7 +404,11 @@ mod tests {
             .collect();
         assert_eq!(
             words,
-            [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]
+            [
+                0xe220_a839_7b1d_cdaf,
+                0x6e78_9e6a_a1b9_65f4,
+                0x06c4_5d18_8009_454f
+            ]
         );
     }
 }

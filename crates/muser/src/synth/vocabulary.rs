@@ -98,8 +98,11 @@ impl Ordinary {
     fn add_words(&mut self) {
         for n_syllables in 1u32.. {
             for index in 0..N_SYLLABLES.pow(n_syllables) {
-                let digit = |place: u32| index / N_SYLLABLES.pow(n_syllables - 1 - place) % N_SYLLABLES;
-                let word: String = (0..n_syllables).flat_map(|at| syllable(digit(at))).collect();
+                let digit =
+                    |place: u32| index / N_SYLLABLES.pow(n_syllables - 1 - place) % N_SYLLABLES;
+                let word: String = (0..n_syllables)
+                    .flat_map(|at| syllable(digit(at)))
+                    .collect();
                 // A syllable is two bytes; the last one is joined to the rest.
                 let cut = if n_syllables == 1 { 1 } else { word.len() - 2 };
                 let blank_word = format!("{BLANK}{word}");
@@ -283,9 +286,21 @@ mod tests {
     #[test]
     fn impossible_sizes() {
         for (n_vocab, n_merges, expected) in [
-            (383, None, "a vocabulary of 383 tokens: expected 384 to 1048576"),
-            (1 << 21, None, "a vocabulary of 2097152 tokens: expected 2304 to 1048576"),
-            (400, Some(17), "17 merges: 400 tokens of this program have at most 16"),
+            (
+                383,
+                None,
+                "a vocabulary of 383 tokens: expected 384 to 1048576",
+            ),
+            (
+                1 << 21,
+                None,
+                "a vocabulary of 2097152 tokens: expected 2304 to 1048576",
+            ),
+            (
+                400,
+                Some(17),
+                "17 merges: 400 tokens of this program have at most 16",
+            ),
         ] {
             let error = Vocabulary::new(&base(), n_vocab, n_merges).expect_err(expected);
             assert_eq!(error.to_string(), expected);

@@ -1,0 +1,261 @@
+//! `muser run` as people call it.
+
+mod common;
+
+use common::{check_error, muser, muser_with, oracle, root};
+use serde_json::Value;
+
+/// A golden prompt of the bundled model: its text and its greedy answer up to
+/// the end of the turn.
+fn golden(name: &str) -> (String, String) {
+    let path = root("testdata/nano-glimmer/golden.json");
+    let text = std::fs::read_to_string(path).expect("the golden file");
+    let golden: Value = serde_json::from_str(&text).expect("golden JSON");
+    let prompts = golden["prompts"].as_array().expect("prompts");
+    let case = prompts
+        .iter()
+        .find(|p| p["name"] == name)
+        .expect("the case");
+    let prompt = case["messages"][0]["content"].as_str().expect("a prompt");
+    let turn = case["greedy_text"].as_str().expect("a turn");
+    let turn = turn.split("<|eot|>").next().expect("a turn");
+    (prompt.to_string(), turn.to_string())
+}
+
+const GREEDY: [&str; 5] = ["run", "--temperature", "0", "--repeat-penalty", "1"];
+const DATE: [&str; 2] = ["--date", "2026-11-30"];
+
+#[test]
+fn the_answer_is_all_of_stdout() {
+    let (prompt, turn) = golden("list");
+    let answer = turn.strip_prefix(" to=user<|message|>").expect("an answer");
+    let low = ["--reasoning", "low", &prompt];
+    let outcome = muser(&[&GREEDY[..], &DATE, &low].concat());
+    assert_eq!(outcome.stdout, format!("{answer}\n"), "{}", outcome.stderr);
+    assert_eq!(outcome.code, 0);
+    let lines: Vec<&str> = outcome.stderr.lines().collect();
+    assert_eq!(
+        lines[0],
+        "nano-glimmer (bundled) | muse-glimmer | reference (scalar f32) | kv f16 | context 2048 | \
+         greedy, min-p 0.05 (of the bundled model)"
+    );
+    let figures = lines[1];
+    assert!(figures.starts_with("prompt 66 tokens, "), "{figures}");
+    assert!(figures.contains(" | stop | seed "), "{figures}");
+    assert_eq!(lines.len(), 2, "no reasoning at this strength");
+}
+
+#[test]
+fn reasoning_goes_to_stderr_and_markers_nowhere() {
+    let (prompt, turn) = golden("story-high");
+    let (reasoning, answer) = turn
+        .split_once("<|eom|><|start|>assistant to=user<|message|>")
+        .expect("two messages");
+    let reasoning = reasoning
+        .strip_prefix(" to=self<|message|>")
+        .expect("one to self");
+    let high = ["--reasoning", "high", "-n", "64", &prompt];
+    let outcome = muser(&[&GREEDY[..], &DATE, &high].concat());
+    assert_eq!(outcome.stdout, format!("{answer}\n"));
+    assert!(
+        outcome.stderr.contains(&format!("\n{reasoning}\n\n")),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        outcome.stderr.contains(" | length | "),
+        "{}",
+        outcome.stderr
+    );
+    let all = outcome.stdout + &outcome.stderr;
+    assert!(!all.contains("<|") && !all.contains("to="), "{all}");
+    assert!(
+        !all.contains('\u{1b}'),
+        "colours only on terminals: {all:?}"
+    );
+}
+
+#[test]
+fn json_holds_everything() {
+    let (prompt, turn) = golden("story-high");
+    let args = ["--json", "-n", "64", "--seed", "5", &prompt];
+    let outcome = muser(&[&GREEDY[..], &DATE, &args].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
+    let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    let (reasoning, answer) = turn
+        .split_once("<|eom|><|start|>assistant to=user<|message|>")
+        .expect("two messages");
+    let text = |key: &str| report[key].as_str().expect("a text");
+    assert_eq!(text("content"), answer);
+    assert_eq!(
+        format!(" to=self<|message|>{}", text("reasoning_content")),
+        reasoning
+    );
+    assert_eq!(report["finish_reason"], "length");
+    assert_eq!(report["seed"], 5);
+    assert_eq!(report["usage"]["completion_tokens"], 64);
+    assert_eq!(report["tool_calls"], Value::Array(Vec::new()));
+    assert!(
+        report["timings"]["decode_tokens_per_second"]
+            .as_f64()
+            .expect("a rate")
+            > 0.0
+    );
+}
+
+#[test]
+fn a_seed_names_an_answer() {
+    let args = |seed| {
+        [
+            "run",
+            "--seed",
+            seed,
+            "-n",
+            "30",
+            "Tell me a story about a lighthouse",
+        ]
+    };
+    let first = muser(&args("11"));
+    assert_eq!(muser(&args("11")).stdout, first.stdout);
+    assert_ne!(muser(&args("12")).stdout, first.stdout);
+    assert!(
+        first
+            .stderr
+            .contains("temperature 0.6, min-p 0.05, repeat-penalty 1.15")
+    );
+    assert!(
+        first.stderr.trim_end().ends_with("seed 11"),
+        "{}",
+        first.stderr
+    );
+}
+
+#[test]
+fn stop_strings_cut_the_answer() {
+    let (prompt, turn) = golden("list");
+    let answer = turn.strip_prefix(" to=user<|message|>").expect("an answer");
+    let stop = &answer[4..13];
+    let args = [
+        "--reasoning",
+        "low",
+        "--stop",
+        "not in it",
+        "--stop",
+        stop,
+        &prompt,
+    ];
+    let outcome = muser(&[&GREEDY[..], &DATE, &args].concat());
+    assert_eq!(
+        outcome.stdout,
+        format!(
+            "{}\n",
+            &answer[..answer.find(stop).expect("it")].trim_end_matches('\n')
+        )
+    );
+    assert!(outcome.stderr.contains(" | stop | "), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_prompt_may_come_from_standard_input() {
+    let (prompt, turn) = golden("list");
+    let args = [&GREEDY[..], &DATE, &["--reasoning", "low", "-"]].concat();
+    let outcome = muser_with(&args, prompt.as_bytes());
+    let answer = turn.strip_prefix(" to=user<|message|>").expect("an answer");
+    assert_eq!(outcome.stdout, format!("{answer}\n"));
+    check_error(
+        &["run", "-"],
+        b"caf\xe9",
+        "cannot read the prompt: standard input: found the byte 0xe9 at offset 3, which is not \
+         valid UTF-8 there, expected UTF-8",
+    );
+    let empty = "the prompt is empty; give a text, or - to read one from standard input";
+    check_error(&["run", "-"], b"", empty);
+    check_error(&["run", ""], b"", empty);
+}
+
+#[test]
+fn raw_continues_plain_text() {
+    let args = ["--raw", "--json", "-n", "5"];
+    let tokens = |extra: &[&str], prompt: &str| {
+        let outcome = muser(&[&GREEDY[..], &args, extra, &[prompt]].concat());
+        let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        report["usage"]["prompt_tokens"].as_u64().expect("a count")
+    };
+    // BOS, then the control token as one token or spelled by many.
+    assert_eq!(tokens(&["--special"], "<|start|>"), 2);
+    assert!(tokens(&[], "<|start|>") > 4);
+    let outcome = muser(&["run", "--raw", "--system", "Be brief.", "Hi"]);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+}
+
+#[test]
+fn what_cannot_work_is_refused_before_anything_runs() {
+    let long = "word ".repeat(3000);
+    let outcome = muser(&["run", &long]);
+    assert_eq!(outcome.code, 1);
+    let error = outcome.stderr.lines().last().expect("an error");
+    assert!(
+        error.starts_with("error: the prompt has ")
+            && error.ends_with(
+                "tokens, but the context holds 2048 and one place must be left for the answer"
+            ),
+        "{error}"
+    );
+    check_error(
+        &["run", "--date", "2026-02-30", "Hi"],
+        b"",
+        "--date: found \"2026-02-30\", expected a date as 2026-01-31",
+    );
+    check_error(
+        &["run", "--temperature", "inf", "Hi"],
+        b"",
+        "sampler setting temperature: found inf, allowed is a finite number",
+    );
+    check_error(
+        &["run", "--ctx", "4096", "Hi"],
+        b"",
+        "a context of 4096 tokens is outside what this model can hold: 2 to 2048",
+    );
+    let outcome = muser(&["run", "--reasoning", "maximal", "Hi"]);
+    assert_eq!(outcome.code, 2);
+    for level in ["maximal", "low", "medium", "high", "xhigh"] {
+        assert!(outcome.stderr.contains(level), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_model_that_is_none_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().display().to_string();
+    let model = |path: &str| {
+        vec![
+            "run".to_string(),
+            "-m".to_string(),
+            path.to_string(),
+            "Hi".into(),
+        ]
+    };
+    let outcome = muser(&model(&path));
+    assert_eq!(
+        outcome.stderr,
+        format!("error: cannot open the model: {path}: found a directory, expected a file\n")
+    );
+    let drafter = root("models/nano-glimmer-dflash-q8_0.gguf")
+        .display()
+        .to_string();
+    let outcome = muser(&model(&drafter));
+    assert!(
+        outcome.stderr.contains("this file is a drafter"),
+        "{}",
+        outcome.stderr
+    );
+    // The oracle's files bring no chat template.
+    let outcome = muser(&model(&oracle("text-nano-f32.gguf")));
+    assert_eq!(outcome.code, 1);
+    assert!(
+        outcome.stderr.contains("chat template"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(outcome.stderr.contains("--raw"), "{}", outcome.stderr);
+}
