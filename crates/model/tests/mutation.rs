@@ -66,7 +66,11 @@ fn detected(what: &str, case: &Case) {
 fn wrong_config(what: &str, change: impl FnOnce(&mut Config)) {
     let mut case = Case::right();
     change(&mut case.config);
-    assert_ne!(case.config, Case::right().config, "{what}: nothing was changed");
+    assert_ne!(
+        case.config,
+        Case::right().config,
+        "{what}: nothing was changed"
+    );
     detected(what, &case);
 }
 
@@ -126,11 +130,17 @@ fn rope() {
 
 #[test]
 fn layer_pattern() {
-    wrong_config("pattern shifted by one", |c| c.layers = layers(|il| il % 4 != 0, 24));
-    wrong_config("pattern from the other end", |c| c.layers = layers(|il| il % 4 != 2, 24));
+    wrong_config("pattern shifted by one", |c| {
+        c.layers = layers(|il| il % 4 != 0, 24)
+    });
+    wrong_config("pattern from the other end", |c| {
+        c.layers = layers(|il| il % 4 != 2, 24)
+    });
     wrong_config("all layers slide", |c| c.layers = layers(|_| true, 24));
     for window in [23, 25] {
-        wrong_config("window off by one", |c| c.layers = layers(|il| il % 4 != 3, window));
+        wrong_config("window off by one", |c| {
+            c.layers = layers(|il| il % 4 != 3, window)
+        });
     }
 }
 
@@ -153,13 +163,24 @@ fn norms() {
 
 #[test]
 fn folded_one() {
-    let norms = ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"];
+    let norms = [
+        "attn_norm",
+        "post_attention_norm",
+        "ffn_norm",
+        "post_ffw_norm",
+    ];
     for norm in norms {
         let suffix = format!(".{norm}.weight");
-        wrong_file(&format!("{norm}: +1 twice"), |p| p.map_all(&suffix, |w| w + 1.0));
-        wrong_file(&format!("{norm}: +1 missing"), |p| p.map_all(&suffix, |w| w - 1.0));
+        wrong_file(&format!("{norm}: +1 twice"), |p| {
+            p.map_all(&suffix, |w| w + 1.0)
+        });
+        wrong_file(&format!("{norm}: +1 missing"), |p| {
+            p.map_all(&suffix, |w| w - 1.0)
+        });
     }
-    wrong_file("output_norm: +1", |p| p.map_all("output_norm.weight", |w| w + 1.0));
+    wrong_file("output_norm: +1", |p| {
+        p.map_all("output_norm.weight", |w| w + 1.0)
+    });
     wrong_file("post_attention_norm and ffn_norm swapped", |p| {
         for il in 0..8 {
             let names = ["post_attention_norm", "ffn_norm"];
@@ -173,8 +194,12 @@ fn folded_one() {
 
 #[test]
 fn attention() {
-    wrong_file("query factor missing", |p| p.map_all("attn_q_norm.weight", |_| 1.0));
-    wrong_file("query factor on keys too", |p| p.map_all("attn_k_norm.weight", |_| 3.87));
+    wrong_file("query factor missing", |p| {
+        p.map_all("attn_q_norm.weight", |_| 1.0)
+    });
+    wrong_file("query factor on keys too", |p| {
+        p.map_all("attn_k_norm.weight", |_| 3.87)
+    });
     let mut case = Case::right();
     case.mutation = Mutation::AttentionScaleMissing;
     detected("scores not scaled", &case);
@@ -235,15 +260,24 @@ fn draft_distance(
     let (shape, expected) = golden.floats(golden_key);
     let model = Model::load(Mutant::new(mutation), &target, EXACT);
     let mut model = model.unwrap_or_else(|e| panic!("{e}"));
-    let config = model.attach_drafter(&drafter, convention).expect("a drafter that fits");
+    let config = model
+        .attach_drafter(&drafter, convention)
+        .expect("a drafter that fits");
     let (mut pool, mut pages) = (pool_of(&model), SequencePages::new());
-    append(&mut model, &mut pool, &mut pages, &golden.tokens("context_tokens"));
+    append(
+        &mut model,
+        &mut pool,
+        &mut pages,
+        &golden.tokens("context_tokens"),
+    );
     let request = DraftRequest {
         seq: 0,
         anchor: golden.number("anchor") as u32,
         n_draft: config.block_size - 1,
     };
-    let drafts = model.draft(&[request], &[&pages], Want::Full).expect("a draft");
+    let drafts = model
+        .draft(&[request], &[&pages], Want::Full)
+        .expect("a draft");
     let found: Vec<f32> = drafts.into_iter().flatten().flat_map(full).collect();
     distance(&found, &expected[shape[1] as usize..]).1
 }
@@ -269,7 +303,10 @@ fn drafter_graph() {
         Mutation::BlockWindowOff,
     ] {
         let found = draft_distance(mutation, BELOW.0, BELOW.1, |_| {});
-        assert!(found > CLEARLY * DRAFT_LIMITS.relative_rms, "{mutation:?}: {found:.2e}");
+        assert!(
+            found > CLEARLY * DRAFT_LIMITS.relative_rms,
+            "{mutation:?}: {found:.2e}"
+        );
     }
 }
 
@@ -277,7 +314,10 @@ fn drafter_graph() {
 fn drafter_windows() {
     for (convention, key) in [(BELOW.0, WITHIN.1), (WITHIN.0, BELOW.1)] {
         let found = draft_distance(Mutation::None, convention, key, |_| {});
-        assert!(found > CLEARLY * DRAFT_LIMITS.relative_rms, "{key}: {found:.2e}");
+        assert!(
+            found > CLEARLY * DRAFT_LIMITS.relative_rms,
+            "{key}: {found:.2e}"
+        );
     }
 }
 
@@ -285,7 +325,10 @@ fn drafter_windows() {
 fn drafter_file() {
     let far = |what: &str, change: &dyn Fn(&mut Parts)| {
         let found = draft_distance(Mutation::None, BELOW.0, BELOW.1, change);
-        assert!(found > CLEARLY * DRAFT_LIMITS.relative_rms, "{what}: {found:.2e}");
+        assert!(
+            found > CLEARLY * DRAFT_LIMITS.relative_rms,
+            "{what}: {found:.2e}"
+        );
     };
     for by in [-1, 1] {
         far("target layers off by one", &|p| {
@@ -294,11 +337,14 @@ fn drafter_file() {
             p.metadata.insert("dflash.target_layers", layers);
         });
     }
-    far("norm weights of heads ignored", &|p| p.map_all("attn_k_norm.weight", |_| 1.0));
+    far("norm weights of heads ignored", &|p| {
+        p.map_all("attn_k_norm.weight", |_| 1.0)
+    });
     far("the target's scale", &|p| {
         p.metadata.insert("dflash.logit_scale", Value::F32(0.196));
     });
     far("the target's cap", &|p| {
-        p.metadata.insert("dflash.final_logit_softcapping", Value::F32(20.0));
+        p.metadata
+            .insert("dflash.final_logit_softcapping", Value::F32(20.0));
     });
 }

@@ -53,7 +53,13 @@ fn golden() -> Vec<Prompt> {
             prompt: ids(&p["prompt_ids"]),
             greedy: ids(&p["greedy_ids"]),
             top5: steps
-                .map(|s| s.as_array().expect("candidates").iter().map(candidate).collect())
+                .map(|s| {
+                    s.as_array()
+                        .expect("candidates")
+                        .iter()
+                        .map(candidate)
+                        .collect()
+                })
                 .collect(),
             features: features.map(|f| f.as_array().expect("floats").iter().map(number).collect()),
             rounds: rounds
@@ -98,7 +104,10 @@ fn advance(
 fn log_probabilities(logits: &[f32]) -> (Vec<f32>, u32) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&v| f64::from(v - max).exp()).sum();
-    let best = logits.iter().position(|&v| v == max).expect("a largest logit");
+    let best = logits
+        .iter()
+        .position(|&v| v == max)
+        .expect("a largest logit");
     let all = logits.iter().map(|&v| v - max - sum.ln() as f32).collect();
     (all, best as u32)
 }
@@ -119,7 +128,10 @@ fn check_rows(prompt: &Prompt, first: usize, rows: &[Vec<f32>], limit: f32) -> u
         }
         for &(token, expected) in expected {
             let d = (found[token as usize] - expected).abs();
-            assert!(d <= limit, "{what}: log-probability of {token} off by {d:.1e}");
+            assert!(
+                d <= limit,
+                "{what}: log-probability of {token} off by {d:.1e}"
+            );
         }
     }
     n_undecided
@@ -131,7 +143,10 @@ fn check_draft(what: &str, rows: &[Vec<f32>], golden: &[u32]) {
     for (j, (logits, &token)) in rows.iter().zip(golden).enumerate() {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let behind = max - logits[token as usize];
-        assert!(behind <= NEAR_TIE, "{what}, draft {j}: {token} is {behind:.3} behind");
+        assert!(
+            behind <= NEAR_TIE,
+            "{what}, draft {j}: {token} is {behind:.3} behind"
+        );
     }
 }
 
@@ -139,7 +154,9 @@ fn check_draft(what: &str, rows: &[Vec<f32>], golden: &[u32]) {
 fn greedy_text_features_and_drafts() {
     let mut model = model(KvType::F32);
     let drafter = open(&bundled("nano-glimmer-dflash-q8_0.gguf"));
-    model.attach_drafter(&drafter, WindowConvention::Below).expect("a drafter that fits");
+    model
+        .attach_drafter(&drafter, WindowConvention::Below)
+        .expect("a drafter that fits");
     let mut pool = pool_of(&model);
     let (mut n_undecided, mut n_drafts, mut n_same) = (0, 0, 0);
     for prompt in golden() {
@@ -165,12 +182,21 @@ fn greedy_text_features_and_drafts() {
                 anchor: all[round.anchor],
                 n_draft: round.draft.len(),
             };
-            let rows = model.draft(&[request], &[&pages], Want::Full).expect("a draft");
+            let rows = model
+                .draft(&[request], &[&pages], Want::Full)
+                .expect("a draft");
             let rows: Vec<Vec<f32>> = rows.into_iter().flatten().map(full).collect();
-            check_draft(&format!("{} at {}", prompt.name, round.anchor), &rows, &round.draft);
+            check_draft(
+                &format!("{} at {}", prompt.name, round.anchor),
+                &rows,
+                &round.draft,
+            );
             n_drafts += rows.len();
             let best = rows.iter().map(|row| log_probabilities(row).1);
-            n_same += best.zip(&round.draft).filter(|(best, golden)| best == *golden).count();
+            n_same += best
+                .zip(&round.draft)
+                .filter(|(best, golden)| best == *golden)
+                .count();
         }
         let done = pages.len() as usize;
         let tokens = &all[done..all.len() - 1];
@@ -181,7 +207,10 @@ fn greedy_text_features_and_drafts() {
     assert_eq!(n_undecided, 0, "the golden text has no tie within 1e-3");
     assert_eq!(n_drafts, 135 * 15);
     // The rest are the near ties that were let through one by one.
-    assert!(n_drafts - n_same <= 5, "{n_same} of {n_drafts} drafts are the golden ones");
+    assert!(
+        n_drafts - n_same <= 5,
+        "{n_same} of {n_drafts} drafts are the golden ones"
+    );
 }
 
 /// The residual streams that the drafter reads, at the last row.
@@ -191,7 +220,9 @@ fn check_features(model: &mut Model<Reference>, golden: &[f32]) {
     let mut found = Vec::new();
     // Inputs of layers 2, 5 and 7.
     for il in [1, 4, 6] {
-        let probe = values.iter().find(|(name, layer, _)| (*name, *layer) == ("l_out", il));
+        let probe = values
+            .iter()
+            .find(|(name, layer, _)| (*name, *layer) == ("l_out", il));
         let (_, _, rows) = probe.expect("the layer's output");
         found.extend_from_slice(&rows[rows.len() - n_embd..]);
     }
@@ -217,7 +248,10 @@ fn f16_keys_and_values_stay_near() {
         n_undecided += check_rows(prompt, 1, &rows, 2e-2);
         pages.clear(&mut pool);
     }
-    assert!(n_undecided <= 22, "{n_undecided} of 448 steps are near ties");
+    assert!(
+        n_undecided <= 22,
+        "{n_undecided} of 448 steps are near ties"
+    );
 }
 
 /// Plain greedy decoding, one row at a time, as a program would do it.
@@ -230,12 +264,16 @@ fn decodes_greedily() {
     let mut rows = prompt.prompt.clone();
     let mut text = Vec::new();
     while text.len() < prompt.greedy.len() {
-        let copies = pages.reserve(&mut pool, rows.len() as u32).expect("free pages");
+        let copies = pages
+            .reserve(&mut pool, rows.len() as u32)
+            .expect("free pages");
         model.copy_pages(&copies).expect("copies");
         let mut batch = Batch::default();
         batch.push(0, pages.len(), &rows);
         batch.want_last();
-        let outputs = model.pass(&batch, &[&pages], &[Want::Argmax]).expect("a pass");
+        let outputs = model
+            .pass(&batch, &[&pages], &[Want::Argmax])
+            .expect("a pass");
         pages.accept(&mut pool, rows.len() as u32);
         let RowOutput::Argmax { token, .. } = outputs[0] else {
             panic!("expected the best token, got {outputs:?}");

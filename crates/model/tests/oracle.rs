@@ -12,8 +12,7 @@ use common::{
 };
 use gguf::{Gguf, TensorType};
 use model::{
-    DraftRequest, Forward, KvType, Model, Options, Reference, SequencePages, Want,
-    WindowConvention,
+    DraftRequest, Forward, KvType, Model, Options, Reference, SequencePages, Want, WindowConvention,
 };
 
 #[track_caller]
@@ -40,7 +39,12 @@ fn check_text(file: &Gguf, name: &str, kind: &str) {
         let (_, expected) = golden.floats(&key);
         let found = logits(&mut model, &tokens, 64).concat();
         let last = &found[found.len() - expected.len()..];
-        check(TEXT_LIMITS, &format!("{name} {kind} {key}"), last, &expected);
+        check(
+            TEXT_LIMITS,
+            &format!("{name} {kind} {key}"),
+            last,
+            &expected,
+        );
     }
     if kind == "f32" {
         check_residuals(&mut model, &mut golden, name);
@@ -54,12 +58,19 @@ fn check_residuals(model: &mut Model<Reference>, golden: &mut Golden, name: &str
     model.backend_mut().record_probes();
     logits(model, &tokens, tokens.len());
     let values = model.backend_mut().take_probes().values;
-    let streams = values.into_iter().filter(|v| matches!(v.0, "inp_embd" | "l_out"));
+    let streams = values
+        .into_iter()
+        .filter(|v| matches!(v.0, "inp_embd" | "l_out"));
     let streams: Vec<Vec<f32>> = streams.map(|(_, _, values)| values).collect();
     assert_eq!(streams.len() as u64, shape[0], "streams of {name}");
     let stream_len = expected.len() / streams.len();
     for (i, (found, expected)) in streams.iter().zip(expected.chunks(stream_len)).enumerate() {
-        check(TEXT_LIMITS, &format!("{name} residual {i}"), found, expected);
+        check(
+            TEXT_LIMITS,
+            &format!("{name} residual {i}"),
+            found,
+            expected,
+        );
     }
 }
 
@@ -133,9 +144,15 @@ fn f16_keys_and_values_stay_near() {
         let (_, expected) = golden.floats(&format!("logits_{sequence}"));
         let found = logits(&mut model, &tokens, 64).concat();
         let (_, relative_rms) = distance(&found, &expected);
-        assert!(relative_rms <= 5e-3, "{sequence}: relative RMS {relative_rms:.2e}");
+        assert!(
+            relative_rms <= 5e-3,
+            "{sequence}: relative RMS {relative_rms:.2e}"
+        );
         let exact = TEXT_LIMITS.check(sequence, &found, &expected);
-        assert!(sequence == "one" || exact.is_err(), "{sequence}: f16 rounds nothing");
+        assert!(
+            sequence == "one" || exact.is_err(),
+            "{sequence}: f16 rounds nothing"
+        );
     }
 }
 
@@ -146,7 +163,9 @@ fn check_drafter(target: &Gguf, drafter: &Gguf, name: &str) {
     let anchor = golden.number("anchor") as u32;
     for convention in [WindowConvention::Below, WindowConvention::Within] {
         let mut model = reference(target, EXACT);
-        let config = model.attach_drafter(drafter, convention).expect("a drafter that fits");
+        let config = model
+            .attach_drafter(drafter, convention)
+            .expect("a drafter that fits");
         for tag in ["short", "long"] {
             let what = format!("{name} {tag} {convention:?}");
             let context = &tokens[..golden.number(&format!("n_context_{tag}")) as usize];
@@ -158,7 +177,9 @@ fn check_drafter(target: &Gguf, drafter: &Gguf, name: &str) {
                 anchor,
                 n_draft: config.block_size - 1,
             };
-            let drafts = model.draft(&[request], &[&pages], Want::Full).expect("a draft");
+            let drafts = model
+                .draft(&[request], &[&pages], Want::Full)
+                .expect("a draft");
             let found: Vec<f32> = drafts.into_iter().flatten().flat_map(full).collect();
             let suffix = match convention {
                 WindowConvention::Below => "_llamacpp_window",

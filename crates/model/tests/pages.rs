@@ -38,18 +38,35 @@ fn sizes() {
     let bytes = PageClass::ALL.map(|c| layout.page_bytes(c));
     assert_eq!(bytes, [8192, 24576, 6144]);
     assert_eq!(layout.slab_bytes(), 4 * 24576);
-    assert_eq!(PageClass::ALL.map(|c| layout.pages_per_slab(c)), [12, 4, 16]);
+    assert_eq!(
+        PageClass::ALL.map(|c| layout.pages_per_slab(c)),
+        [12, 4, 16]
+    );
     assert_eq!(layout.locate(PageId(16 * 3 + 5)), (3, 5));
 }
 
 #[derive(Clone, Debug)]
 enum Op {
     /// Reserve, compute and accept fewer rows than were reserved.
-    Append { seq: usize, reserved: u32, accepted: u32 },
-    Truncate { seq: usize, keep_percent: u32 },
-    DropReserve { seq: usize },
-    Branch { from: usize, to: usize },
-    Clear { seq: usize },
+    Append {
+        seq: usize,
+        reserved: u32,
+        accepted: u32,
+    },
+    Truncate {
+        seq: usize,
+        keep_percent: u32,
+    },
+    DropReserve {
+        seq: usize,
+    },
+    Branch {
+        from: usize,
+        to: usize,
+    },
+    Clear {
+        seq: usize,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -163,7 +180,11 @@ impl World {
             self.model.next_stamp += 1;
             for class in PageClass::ALL {
                 let (page, slot) = self.place(seq, class, len + row)?;
-                prop_assert_eq!(self.pool.n_references(page), 1, "a written page is not shared");
+                prop_assert_eq!(
+                    self.pool.n_references(page),
+                    1,
+                    "a written page is not shared"
+                );
                 self.model.contents.insert((class, page, slot), stamp);
             }
             if row < accepted {
@@ -178,7 +199,11 @@ impl World {
     /// another sequence has it too.
     fn shared_tail(&self, seq: usize, class: PageClass) -> Option<PageId> {
         let len = self.sequences[seq].len() as usize;
-        let page = self.sequences[seq].table(class).get(len / PAGE_ROWS).copied().flatten()?;
+        let page = self.sequences[seq]
+            .table(class)
+            .get(len / PAGE_ROWS)
+            .copied()
+            .flatten()?;
         let is_shared = self.pool.n_references(page) > 1;
         (is_shared && len % PAGE_ROWS > 0).then_some(page)
     }
@@ -189,10 +214,15 @@ impl World {
         seq: usize,
     ) -> Result<(), proptest::test_runner::TestCaseError> {
         prop_assert_eq!(copy.rows, self.sequences[seq].len() as usize % PAGE_ROWS);
-        prop_assert!(self.pool.n_references(copy.from) > 0, "the source is still held");
+        prop_assert!(
+            self.pool.n_references(copy.from) > 0,
+            "the source is still held"
+        );
         for slot in 0..copy.rows {
             let stamp = self.model.contents[&(copy.class, copy.from, slot)];
-            self.model.contents.insert((copy.class, copy.to, slot), stamp);
+            self.model
+                .contents
+                .insert((copy.class, copy.to, slot), stamp);
         }
         Ok(())
     }
@@ -207,7 +237,9 @@ impl World {
         let is_held = PageClass::ALL.into_iter().all(|class| {
             let first = first_visible(class, wanted);
             (first..wanted).all(|pos| {
-                let page = self.sequences[seq].table(class).get(pos as usize / PAGE_ROWS);
+                let page = self.sequences[seq]
+                    .table(class)
+                    .get(pos as usize / PAGE_ROWS);
                 page.copied().flatten().is_some()
             })
         });
@@ -235,8 +267,18 @@ impl World {
         pos: u32,
     ) -> Result<(PageId, usize), proptest::test_runner::TestCaseError> {
         let (index, slot) = (pos as usize / PAGE_ROWS, pos as usize % PAGE_ROWS);
-        let page = self.sequences[seq].table(class).get(index).copied().flatten();
-        prop_assert!(page.is_some(), "no {} page at {} of sequence {}", class, pos, seq);
+        let page = self.sequences[seq]
+            .table(class)
+            .get(index)
+            .copied()
+            .flatten();
+        prop_assert!(
+            page.is_some(),
+            "no {} page at {} of sequence {}",
+            class,
+            pos,
+            seq
+        );
         Ok((page.expect("just checked"), slot))
     }
 
@@ -294,14 +336,19 @@ impl World {
             let end = ((first + 1) * PAGE_ROWS) as u32;
             // After a roll-back older pages may be held than are needed.
             let newest = first_visible(class, pages.len());
-            prop_assert!(end > newest || pages.is_empty(), "page {} of {}", first, class);
+            prop_assert!(
+                end > newest || pages.is_empty(),
+                "page {} of {}",
+                first,
+                class
+            );
         }
         Ok(())
     }
 }
 
 proptest! {
-    #![proptest_config(proptest::test_runner::Config::with_cases(64))]
+    #![proptest_config(proptest::test_runner::Config::with_cases(256))]
 
     #[test]
     fn any_history_keeps_the_rules(
@@ -351,17 +398,27 @@ fn exhausted_pool_says_what_is_used() {
     let error = pages.reserve(&mut pool, 1025).expect_err("no fourth slab");
     let message = "no free sliding page: 3 of 3 slabs are in use";
     assert_eq!(error.to_string(), message);
-    assert_eq!(pool.n_pages_used(), 12, "the full page that was free is given back");
+    assert_eq!(
+        pool.n_pages_used(),
+        12,
+        "the full page that was free is given back"
+    );
 }
 
 #[test]
 fn slab_changes_class_when_it_is_empty() {
     let mut pool = PagePool::new(layout(), 1);
     let full = pool.allocate(PageClass::Full).expect("a page");
-    assert!(pool.allocate(PageClass::Sliding).is_err(), "the slab holds full pages");
+    assert!(
+        pool.allocate(PageClass::Sliding).is_err(),
+        "the slab holds full pages"
+    );
     pool.release(full);
     let sliding: Vec<PageId> = (0..4)
-        .map(|_| pool.allocate(PageClass::Sliding).expect("an empty slab changes"))
+        .map(|_| {
+            pool.allocate(PageClass::Sliding)
+                .expect("an empty slab changes")
+        })
         .collect();
     assert!(pool.allocate(PageClass::Sliding).is_err());
     assert_eq!(pool.n_slabs_needed(), 1);
@@ -385,7 +442,9 @@ fn roll_back_behind_the_released_window_is_refused() {
                    are released";
     assert_eq!(error.to_string(), message);
     assert_eq!(pages.len(), 1024);
-    pages.truncate(&mut pool, 860).expect("the keys from 771 and 561 on are held");
+    pages
+        .truncate(&mut pool, 860)
+        .expect("the keys from 771 and 561 on are held");
     assert_eq!(pages.len(), 860);
 }
 

@@ -23,7 +23,9 @@ fn compare<B: Backend>(other: B, limit: Limit, options: Options) -> Comparison {
     let drafter = open(&testdata("oracle/dflash-nano-f32.gguf"));
     let pair = Paired::new(Reference::new(), other, limit);
     let mut model = Model::load(pair, &file, options).unwrap_or_else(|e| panic!("{e}"));
-    model.attach_drafter(&drafter, WindowConvention::Below).expect("a drafter that fits");
+    model
+        .attach_drafter(&drafter, WindowConvention::Below)
+        .expect("a drafter that fits");
     let (mut pool, mut pages) = (pool_of(&model), SequencePages::new());
     for tokens in TOKENS.chunks(13) {
         append(&mut model, &mut pool, &mut pages, tokens);
@@ -33,12 +35,20 @@ fn compare<B: Backend>(other: B, limit: Limit, options: Options) -> Comparison {
         anchor: 5,
         n_draft: 7,
     };
-    model.draft(&[request], &[&pages], Want::Argmax).expect("a draft");
+    model
+        .draft(&[request], &[&pages], Want::Argmax)
+        .expect("a draft");
     let page = pages.table(PageClass::Full)[0].expect("a page");
-    let data = model.export_page(PageClass::Full, page, 40).expect("an export");
+    let data = model
+        .export_page(PageClass::Full, page, 40)
+        .expect("an export");
     let other = pool.allocate(PageClass::Full).expect("a free page");
-    model.import_page(PageClass::Full, other, &data).expect("an import");
-    let copied = model.export_page(PageClass::Full, other, 40).expect("an export");
+    model
+        .import_page(PageClass::Full, other, &data)
+        .expect("an import");
+    let copied = model
+        .export_page(PageClass::Full, other, 40)
+        .expect("an export");
     assert_eq!(data, copied);
     model.backend_mut().take_found()
 }
@@ -49,12 +59,32 @@ fn equal_backends_do_not_differ() {
         let options = Options { kv, ..EXACT };
         let found = compare(Reference::new(), Limit::SAME_BITS, options);
         assert_eq!(found.first, None);
-        assert!(found.worst.values().all(|d| d.max_abs == 0.0 && d.relative_rms == 0.0));
+        assert!(
+            found
+                .worst
+                .values()
+                .all(|d| d.max_abs == 0.0 && d.relative_rms == 0.0)
+        );
         let seen: Vec<&str> = found.worst.keys().copied().collect();
         let ops = [
-            "add", "add_norm", "attend", "attend_block", "copy_columns", "embed", "export_page",
-            "ffn_in", "head_norm", "head_norm_rope_store", "logits", "matmul", "mul_sigmoid",
-            "qkv_gate", "rms_norm", "rope", "select", "store_kv",
+            "add",
+            "add_norm",
+            "attend",
+            "attend_block",
+            "copy_columns",
+            "embed",
+            "export_page",
+            "ffn_in",
+            "head_norm",
+            "head_norm_rope_store",
+            "logits",
+            "matmul",
+            "mul_sigmoid",
+            "qkv_gate",
+            "rms_norm",
+            "rope",
+            "select",
+            "store_kv",
         ];
         assert_eq!(seen, ops);
     }
@@ -67,7 +97,11 @@ fn unmutated_mutant_does_not_differ() {
 }
 
 /// Where the first difference lies.
-type Place = (&'static str, Option<(&'static str, usize)>, Option<(&'static str, usize)>);
+type Place = (
+    &'static str,
+    Option<(&'static str, usize)>,
+    Option<(&'static str, usize)>,
+);
 
 fn place(difference: &Difference) -> Place {
     (difference.op, difference.after, difference.before)
@@ -75,10 +109,21 @@ fn place(difference: &Difference) -> Place {
 
 #[test]
 fn wrong_operation_is_named() {
-    let gate: Place = ("mul_sigmoid", Some(("Kcur_rope", 0)), Some(("attn_gated", 0)));
-    let store = ("head_norm_rope_store", Some(("attn_gate", 0)), Some(("Qcur_rope", 0)));
+    let gate: Place = (
+        "mul_sigmoid",
+        Some(("Kcur_rope", 0)),
+        Some(("attn_gated", 0)),
+    );
+    let store = (
+        "head_norm_rope_store",
+        Some(("attn_gate", 0)),
+        Some(("Qcur_rope", 0)),
+    );
     let cases: [(Mutation, Place); 8] = [
-        (Mutation::InputNormMissing, ("rms_norm", None, Some(("inp_embd", 0)))),
+        (
+            Mutation::InputNormMissing,
+            ("rms_norm", None, Some(("inp_embd", 0))),
+        ),
         (Mutation::GateMissing, gate),
         (Mutation::GateIsSilu, gate),
         (Mutation::HeadNormMissing, store),
@@ -102,10 +147,19 @@ fn wrong_operation_is_named() {
             relative_rms: 1e-5,
         };
         let found = compare(Mutant::new(mutation), limit, EXACT);
-        let first = found.first.unwrap_or_else(|| panic!("{mutation:?} is not seen"));
+        let first = found
+            .first
+            .unwrap_or_else(|| panic!("{mutation:?} is not seen"));
         let (op, after, before) = place(&first);
-        assert_eq!((op, after), (expected.0, expected.1), "{mutation:?}: {first}");
-        assert!(expected.2.is_none() || before == expected.2, "{mutation:?}: {first}");
+        assert_eq!(
+            (op, after),
+            (expected.0, expected.1),
+            "{mutation:?}: {first}"
+        );
+        assert!(
+            expected.2.is_none() || before == expected.2,
+            "{mutation:?}: {first}"
+        );
         assert!(first.max_abs > 1e-4, "{mutation:?}: {first}");
     }
 }

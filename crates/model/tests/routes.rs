@@ -69,7 +69,9 @@ impl<'a, B: Backend> Lab<'a, B> {
     }
 
     fn reserve(&mut self, pages: &mut SequencePages, n_rows: usize) {
-        let copies = pages.reserve(&mut self.pool, n_rows as u32).expect("free pages");
+        let copies = pages
+            .reserve(&mut self.pool, n_rows as u32)
+            .expect("free pages");
         self.model.copy_pages(&copies).expect("copies");
     }
 
@@ -88,7 +90,9 @@ fn wrong(tokens: &[u32]) -> Vec<u32> {
 fn in_chunks<B: Backend>(lab: &mut Lab<'_, B>, plan: &Plan, chunk: usize) -> Logits {
     let mut pages = lab.begin();
     let chunks = plan.tokens[plan.start..].chunks(chunk);
-    let logits = chunks.flat_map(|tokens| lab.append(&mut pages, tokens)).collect();
+    let logits = chunks
+        .flat_map(|tokens| lab.append(&mut pages, tokens))
+        .collect();
     pages.clear(&mut lab.pool);
     logits
 }
@@ -124,7 +128,10 @@ fn packed<B: Backend>(lab: &mut Lab<'_, B>, plan: &Plan) -> Logits {
         }
         let tables: Vec<&SequencePages> = sequences.iter().collect();
         let outputs = lab.model.pass(&batch, &tables, &want).expect("a pass");
-        let main = outputs.into_iter().zip(of_main).filter(|(_, is_main)| *is_main);
+        let main = outputs
+            .into_iter()
+            .zip(of_main)
+            .filter(|(_, is_main)| *is_main);
         logits.extend(main.map(|(output, _)| full(output)));
         sequences[1].accept(&mut lab.pool, n as u32);
         for seq in [0, 2] {
@@ -209,7 +216,9 @@ fn branched<B: Backend>(lab: &mut Lab<'_, B>, plan: &Plan, is_branch_right: bool
 fn shuffled<B: Backend>(lab: &mut Lab<'_, B>, plan: &Plan) -> Logits {
     let mut held = Vec::new();
     for class in lab.classes() {
-        let taken: Vec<_> = (0..9).map(|_| lab.pool.allocate(class).expect("free pages")).collect();
+        let taken: Vec<_> = (0..9)
+            .map(|_| lab.pool.allocate(class).expect("free pages"))
+            .collect();
         for i in [6, 1, 4, 2, 8] {
             lab.pool.release(taken[i]);
         }
@@ -221,7 +230,10 @@ fn shuffled<B: Backend>(lab: &mut Lab<'_, B>, plan: &Plan) -> Logits {
         logits.extend(lab.append(&mut pages, tokens));
     }
     let table = pages.table(PageClass::Full);
-    assert!(plan.start > 0 || !table.is_sorted(), "pages in order: {table:?}");
+    assert!(
+        plan.start > 0 || !table.is_sorted(),
+        "pages in order: {table:?}"
+    );
     pages.clear(&mut lab.pool);
     held.into_iter().for_each(|page| lab.pool.release(page));
     logits
@@ -270,9 +282,14 @@ fn export<B: Backend>(lab: &mut Lab<'_, B>, pages: &SequencePages) -> Exported {
     let mut exported = Vec::new();
     for class in lab.classes() {
         for (index, page) in pages.table(class).iter().enumerate() {
-            let rows = (pages.len() as usize).saturating_sub(index * PAGE_ROWS).min(PAGE_ROWS);
+            let rows = (pages.len() as usize)
+                .saturating_sub(index * PAGE_ROWS)
+                .min(PAGE_ROWS);
             if let (Some(page), true) = (page, rows > 0) {
-                let data = lab.model.export_page(class, *page, rows).expect("an export");
+                let data = lab
+                    .model
+                    .export_page(class, *page, rows)
+                    .expect("an export");
                 exported.push((class, index, data));
             }
         }
@@ -289,7 +306,9 @@ fn import<B: Backend>(
     lab.reserve(pages, len as usize);
     for (class, index, data) in exported {
         let page = pages.table(*class)[*index].expect("a reserved page");
-        lab.model.import_page(*class, page, data).expect("an import");
+        lab.model
+            .import_page(*class, page, data)
+            .expect("an import");
     }
     pages.accept(&mut lab.pool, len);
 }
@@ -305,8 +324,12 @@ fn routes<B: Backend>() -> Vec<Route<B>> {
         ("packed", packed),
         ("verified", verified),
         ("rolled back", rolled_back),
-        ("branched, the first goes on", |lab, plan| branched(lab, plan, false)),
-        ("branched, the second goes on", |lab, plan| branched(lab, plan, true)),
+        ("branched, the first goes on", |lab, plan| {
+            branched(lab, plan, false)
+        }),
+        ("branched, the second goes on", |lab, plan| {
+            branched(lab, plan, true)
+        }),
         ("shuffled pages", shuffled),
         ("handed over", handed_over),
     ]
@@ -350,7 +373,9 @@ fn nano_glimmer_plan() -> Plan {
     let golden = read_to_string(&testdata("nano-glimmer/golden.json"));
     let golden: serde_json::Value = serde_json::from_str(&golden).expect("JSON");
     let prompts = golden["prompts"].as_array().expect("prompts");
-    let ids = prompts.iter().flat_map(|p| p["prompt_ids"].as_array().expect("ids"));
+    let ids = prompts
+        .iter()
+        .flat_map(|p| p["prompt_ids"].as_array().expect("ids"));
     let tokens: Vec<u32> = ids.map(|id| id.as_u64().expect("an id") as u32).collect();
     Plan {
         tokens: tokens[..780].to_vec(),
@@ -408,7 +433,13 @@ fn kernel_that_depends_on_the_number_of_rows_is_noticed() {
     let file = open(&testdata("oracle/text-nano-f32.gguf"));
     let load = || loaded(Mutant::new(Mutation::RowsChangeSums), &file, KvType::F32);
     let found = differing(&load, &nano_plan(300));
-    for route in ["one row at a time", "chunks of 3", "chunks of 7", "packed", "verified"] {
+    for route in [
+        "one row at a time",
+        "chunks of 3",
+        "chunks of 7",
+        "packed",
+        "verified",
+    ] {
         assert!(found.contains(&route), "{route} is not in {found:?}");
     }
     assert!(!found.contains(&"chunks of 64"), "the large passes agree");
@@ -417,7 +448,13 @@ fn kernel_that_depends_on_the_number_of_rows_is_noticed() {
 #[test]
 fn kernel_that_depends_on_where_pages_lie_is_noticed() {
     let file = open(&testdata("oracle/text-nano-f32.gguf"));
-    let load = || loaded(Mutant::new(Mutation::PlaceChangesAttention), &file, KvType::F32);
+    let load = || {
+        loaded(
+            Mutant::new(Mutation::PlaceChangesAttention),
+            &file,
+            KvType::F32,
+        )
+    };
     let found = differing(&load, &nano_plan(300));
     assert!(found.contains(&"shuffled pages"), "{found:?}");
 }
@@ -430,13 +467,18 @@ fn with_drafter<B: Backend>(
 ) -> (Logits, Logits) {
     let mut pages = lab.begin();
     let chunks = tokens.chunks(chunk);
-    let logits = chunks.flat_map(|tokens| lab.append(&mut pages, tokens)).collect();
+    let logits = chunks
+        .flat_map(|tokens| lab.append(&mut pages, tokens))
+        .collect();
     let request = DraftRequest {
         seq: 0,
         anchor: 7,
         n_draft: 5,
     };
-    let drafts = lab.model.draft(&[request], &[&pages], Want::Full).expect("a draft");
+    let drafts = lab
+        .model
+        .draft(&[request], &[&pages], Want::Full)
+        .expect("a draft");
     pages.clear(&mut lab.pool);
     (logits, drafts.into_iter().flatten().map(full).collect())
 }
@@ -450,7 +492,9 @@ fn drafter_changes_no_logits_and_no_route_changes_its_drafts() {
     let plain = in_chunks(&mut Lab::new(&without, &plan), &plan, 512);
     let load = || {
         let mut model = without();
-        model.attach_drafter(&drafter, WindowConvention::Below).expect("a drafter that fits");
+        model
+            .attach_drafter(&drafter, WindowConvention::Below)
+            .expect("a drafter that fits");
         model
     };
     assert_eq!(differing(&load, &plan), [""; 0]);
@@ -469,7 +513,9 @@ fn packed_drafts_equal_single_ones() {
     let drafter = open(&testdata("oracle/dflash-nano-f32.gguf"));
     let load = || {
         let mut model = loaded(Reference::new(), &file, KvType::F16);
-        model.attach_drafter(&drafter, WindowConvention::Below).expect("a drafter that fits");
+        model
+            .attach_drafter(&drafter, WindowConvention::Below)
+            .expect("a drafter that fits");
         model
     };
     let plan = nano_plan(300);
@@ -483,13 +529,22 @@ fn packed_drafts_equal_single_ones() {
         anchor,
         n_draft,
     });
-    let together = lab.model.draft(&requests, &tables, Want::Full).expect("drafts");
+    let together = lab
+        .model
+        .draft(&requests, &tables, Want::Full)
+        .expect("drafts");
     for (request, packed) in requests.iter().zip(together) {
-        let alone = lab.model.draft(&[*request], &tables, Want::Full).expect("a draft");
-        let [alone, packed] = [alone.concat(), packed].map(|outputs| {
-            outputs.into_iter().map(full).collect::<Logits>()
-        });
+        let alone = lab
+            .model
+            .draft(&[*request], &tables, Want::Full)
+            .expect("a draft");
+        let [alone, packed] = [alone.concat(), packed]
+            .map(|outputs| outputs.into_iter().map(full).collect::<Logits>());
         assert_eq!(packed.len(), request.n_draft);
-        assert!(same_bits(&alone, &packed), "drafts of sequence {}", request.seq);
+        assert!(
+            same_bits(&alone, &packed),
+            "drafts of sequence {}",
+            request.seq
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! THE BINARY `muser`: commands, flags, terminal. Everything else is in the
 //! libraries.
 
+mod chat;
 mod input;
 mod inspect;
 mod model_file;

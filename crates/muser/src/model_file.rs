@@ -54,11 +54,6 @@ impl ModelFile {
         Ok(Arc::new(tokenizer))
     }
 
-    /// The file's chat template, as text.
-    pub fn chat_template(&self) -> anyhow::Result<Option<&str>> {
-        Ok(self.gguf.metadata().str("tokenizer.chat_template")?)
-    }
-
     /// The text of a metadata key, if it has that type.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.gguf.metadata().str(key).ok().flatten()

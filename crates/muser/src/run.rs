@@ -4,6 +4,7 @@
 //! the reasoning (dim), the figures at the end. So `muser run ... > file` holds
 //! the answer and nothing else.
 
+use crate::chat::{ChatArgs, now, prompt_tokens};
 use crate::input::read_text;
 use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
 use crate::sampling::{SamplingArgs, describe};
@@ -16,11 +17,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
-use text::{
-    ChatTemplate, ControlTokens, Conversation, DateTime, Message, Reader, Reasoning, Special,
-    Tokenizer, TurnEvent, TurnFormat, TurnGuide,
-};
+use text::{Conversation, Message, Reader, Special, Tokenizer, TurnEvent, TurnFormat, TurnGuide};
 
 /// Answer one prompt, streamed
 #[derive(clap::Args, Debug)]
@@ -43,14 +40,10 @@ pub struct Args {
     /// Text of the system message [default: the template's own]
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
-    /// How much the model thinks first: low, medium, high or xhigh
-    #[arg(long, value_name = "LEVEL", conflicts_with = "raw")]
-    reasoning: Option<Reasoning>,
-    /// Current date that the template tells the model, YYYY-MM-DD [default: today, UTC]
-    #[arg(long, value_name = "DATE", conflicts_with = "raw")]
-    date: Option<String>,
+    #[command(flatten)]
+    chat: ChatArgs,
     /// Continue the prompt as plain text, without the chat template
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["chat_template", "reasoning", "date"])]
     raw: bool,
     /// With --raw: control tokens spelled in the prompt are control tokens
     #[arg(long, requires = "raw")]
@@ -122,57 +115,20 @@ impl Args {
             let tokens = tokenizer.encode_prompt(prompt, special);
             return Ok((tokens, TurnFormat::of_completion(tokenizer)));
         }
-        let template = ChatTemplate::from_file(file.chat_template()?, ControlTokens::of(tokenizer));
-        let template = template.with_context(|| {
-            format!(
-                "chat template of {} (--raw continues plain text without one)",
-                file.name
-            )
-        })?;
-        if self.reasoning.is_some() && !template.uses_variable("reasoning_strength") {
-            bail!(
-                "--reasoning has no effect on {}: its chat template does not use \
-                 reasoning_strength",
-                file.name
-            );
-        }
+        let template = self.chat.template(file, tokenizer)?;
         let system = self.system.iter().map(|text| Message::new("system", text));
         let user = [Message::new("user", prompt)];
-        let now = now(self.date.as_deref())?;
+        let now = now(self.chat.date.as_deref())?;
         let conversation = Conversation {
-            reasoning_strength: self.reasoning,
+            reasoning_strength: self.chat.reasoning,
             current_date: Some(now.iso_date()),
             now: Some(now),
             ..Conversation::new(system.chain(user).collect())
         };
         let segments = template.render(&conversation)?;
-        let tokens = tokenizer.encode_segments(&segments);
+        let tokens = prompt_tokens(tokenizer, &segments);
         Ok((tokens, TurnFormat::of_chat(tokenizer)))
     }
-}
-
-/// The date given, or today's.
-pub fn now(date: Option<&str>) -> anyhow::Result<DateTime> {
-    let Some(date) = date else {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let seconds = since.context("the clock is before 1970")?.as_secs();
-        return Ok(DateTime::from_unix_seconds(seconds as i64)?);
-    };
-    let mut parts = date.split('-');
-    let mut next = |width: usize| {
-        let is_digit = |c: u8| c.is_ascii_digit();
-        let part = parts.next()?;
-        if part.len() != width || !part.bytes().all(is_digit) {
-            return None;
-        }
-        part.parse::<u32>().ok()
-    };
-    let (year, month, day) = (next(4), next(2), next(2));
-    let parsed = match (year, month, day, parts.next()) {
-        (Some(y), Some(m), Some(d), None) => DateTime::from_date(y.into(), m as u8, d as u8).ok(),
-        _ => None,
-    };
-    parsed.with_context(|| format!("--date: found {date:?}, expected a date as 2026-01-31"))
 }
 
 fn print_start(

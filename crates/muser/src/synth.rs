@@ -13,7 +13,7 @@ mod vocabulary;
 use crate::inspect::{Sizes, write_sizes, write_tensor_groups};
 use crate::model_file::ModelArgs;
 use crate::terminal;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use gguf::{TensorInfo, TensorType, Writer};
 use mix::{Mix, parse_type};
 use plan::{Encodings, Plan};
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         write_sizes(&mut out, &sizes)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if args.out.exists() && !args.force {
+    if args.out.is_file() && !args.force {
         bail!("{} exists; --force replaces it", args.out.display());
     }
     let start = Instant::now();
@@ -112,8 +112,8 @@ fn write(out: &Path, plan: &Plan, infos: &[TensorInfo], seed: u64) -> anyhow::Re
         .map(TensorInfo::data_bytes)
         .sum::<Result<u64, _>>()?;
     check_space(out, data_bytes)?;
-    let mut writer =
-        Writer::create(out, &plan.metadata, infos).with_context(|| space(out, data_bytes))?;
+    let mut writer = Writer::create(out, &plan.metadata, infos)
+        .map_err(|error| explained(error, out, data_bytes))?;
     let file_bytes = writer.file_bytes();
     let bar = terminal::byte_progress(data_bytes);
     let mut chunk = Vec::new();
@@ -124,12 +124,14 @@ fn write(out: &Path, plan: &Plan, infos: &[TensorInfo], seed: u64) -> anyhow::Re
         while generator.next_chunk(&mut chunk) {
             writer
                 .append(name, &chunk)
-                .with_context(|| space(out, file_bytes))?;
+                .map_err(|error| explained(error, out, file_bytes))?;
             bar.inc(chunk.len() as u64);
         }
     }
     bar.set_message("waiting for the disk");
-    writer.finish().with_context(|| space(out, file_bytes))?;
+    writer
+        .finish()
+        .map_err(|error| explained(error, out, file_bytes))?;
     bar.finish_and_clear();
     Ok(file_bytes)
 }
@@ -139,6 +141,22 @@ fn check_space(out: &Path, needed_bytes: u64) -> anyhow::Result<()> {
     match available_bytes(out) {
         Some(available) if available < needed_bytes => bail!("{}", space(out, needed_bytes)),
         _ => Ok(()),
+    }
+}
+
+/// The error; where room is missing, with how much.
+fn explained(error: gguf::Error, out: &Path, needed_bytes: u64) -> anyhow::Error {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    let is_full = match &error {
+        gguf::Error::Write { error, .. } => {
+            matches!(error.kind(), FileTooLarge | QuotaExceeded | StorageFull)
+        }
+        _ => false,
+    };
+    let error = anyhow::Error::new(error);
+    match is_full {
+        true => error.context(space(out, needed_bytes)),
+        false => error,
     }
 }
 

@@ -4,18 +4,16 @@
 //! control token and a message that spells it look the same in the text; the
 //! segments (`--json`) and the ids (`--tokens`) tell them apart.
 
+use crate::chat::{ChatArgs, now, prompt_tokens};
 use crate::input::read_text_file;
-use crate::model_file::{ModelArgs, ModelFile};
-use crate::run::now;
+use crate::model_file::ModelArgs;
 use crate::terminal::print_line;
 use crate::tokenize::{join_ids, print_text};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use text::{
-    ChatTemplate, ControlTokens, Conversation, Message, Reasoning, Segment, Special, Tokenizer,
-};
+use text::{Conversation, Message, Segment, Special, Tokenizer};
 
 /// Render a conversation as the model's prompt
 ///
@@ -26,7 +24,7 @@ use text::{
 #[command(after_help = "Examples:\n  \
     muser template chat.json\n  \
     echo '[{\"role\":\"user\",\"content\":\"Hi\"}]' | muser template --reasoning low -\n  \
-    muser template --model model.gguf --template mine.jinja --tokens chat.json\n  \
+    muser template --model model.gguf --chat-template mine.jinja --tokens chat.json\n  \
     muser template --json chat.json | jq '.segments[] | select(.kind == \"text\").text'")]
 pub struct Args {
     /// File with the conversation as JSON; `-` reads it from standard input
@@ -34,17 +32,9 @@ pub struct Args {
     conversation: PathBuf,
     #[command(flatten)]
     model: ModelArgs,
-    /// Template to use instead of the model file's; the control tokens stay those of the file
-    #[arg(long, value_name = "FILE")]
-    template: Option<PathBuf>,
-    /// How much the model thinks first, whatever the conversation says: low, medium, high or
-    /// xhigh
-    #[arg(long, value_name = "LEVEL")]
-    reasoning: Option<Reasoning>,
-    /// Current date that the template tells the model, YYYY-MM-DD [default: the conversation's,
-    /// else today's, UTC]
-    #[arg(long, value_name = "DATE")]
-    date: Option<String>,
+    // These win over what the conversation says.
+    #[command(flatten)]
+    chat: ChatArgs,
     /// Do not end the prompt with the start of the answer
     #[arg(long)]
     no_generation_prompt: bool,
@@ -58,23 +48,22 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    if args.template.as_deref() == Some(Path::new("-")) && args.conversation == Path::new("-") {
+    if args.chat.chat_template.as_deref() == Some(Path::new("-"))
+        && args.conversation == Path::new("-")
+    {
         bail!("standard input can be the conversation or the template, not both");
     }
     let conversation = args.conversation()?;
     let file = args.model.open()?;
     let tokenizer = file.tokenizer()?;
-    let template = args.template(&file, &tokenizer)?;
-    if args.reasoning.is_some() && !template.uses_variable("reasoning_strength") {
-        bail!("--reasoning has no effect: the chat template does not use reasoning_strength");
-    }
+    let template = args.chat.template(&file, &tokenizer)?;
     let segments = template.render(&conversation)?;
     let prompt = || segments.iter().map(|s| s.text.as_str()).collect::<String>();
     if args.json {
         let report = report(&tokenizer, &segments, &prompt());
         print_line(format_args!("{report:#}"))?;
     } else if args.tokens {
-        print_line(join_ids(&tokenizer.encode_segments(&segments)))?;
+        print_line(join_ids(&prompt_tokens(&tokenizer, &segments)))?;
     } else {
         print_text(&prompt())?;
     }
@@ -88,44 +77,23 @@ impl Args {
             Some("-") => "conversation on standard input".to_string(),
             _ => format!("conversation {}", self.conversation.display()),
         })?;
-        if self.reasoning.is_some() {
-            conversation.reasoning_strength = self.reasoning;
+        if self.chat.reasoning.is_some() {
+            conversation.reasoning_strength = self.chat.reasoning;
         }
         if self.no_generation_prompt {
             conversation.add_generation_prompt = false;
         }
-        let now = match (&self.date, &conversation.current_date) {
+        let now = match (&self.chat.date, &conversation.current_date) {
             (Some(date), _) => now(Some(date))?,
             // What the conversation says there may be any text.
             (None, Some(date)) => now(Some(date)).or_else(|_| now(None))?,
             (None, None) => now(None)?,
         };
-        if self.date.is_some() || conversation.current_date.is_none() {
+        if self.chat.date.is_some() || conversation.current_date.is_none() {
             conversation.current_date = Some(now.iso_date());
         }
         conversation.now = Some(now);
         Ok(conversation)
-    }
-
-    fn template(&self, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
-        let tokens = ControlTokens::of(tokenizer);
-        match &self.template {
-            Some(path) => {
-                let source = read_text_file(path, "the chat template")?;
-                let template = ChatTemplate::new(&source, tokens);
-                template.with_context(|| path.display().to_string())
-            }
-            None => match file.chat_template()? {
-                Some(source) => {
-                    let template = ChatTemplate::new(source, tokens);
-                    template.with_context(|| file.name.clone())
-                }
-                None => bail!(
-                    "{} has no chat template; give one with --template FILE",
-                    file.name
-                ),
-            },
-        }
     }
 }
 
@@ -139,7 +107,7 @@ fn parse(json: &str) -> serde_json::Result<Conversation> {
 }
 
 fn report(tokenizer: &Tokenizer, segments: &[Segment], prompt: &str) -> Value {
-    let tokens = tokenizer.encode_segments(segments);
+    let tokens = prompt_tokens(tokenizer, segments);
     let alone = |s: &Segment| tokenizer.encode_segments(std::slice::from_ref(s));
     let each: Vec<Vec<u32>> = segments.iter().map(alone).collect();
     // Text may merge across a border where a segment is no token of its own.

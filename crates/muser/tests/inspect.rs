@@ -17,7 +17,9 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 fn bundled(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../models")
+        .join(name);
     path.to_str().expect("UTF-8").to_string()
 }
 
@@ -44,7 +46,11 @@ fn check(lines: &[String], expected: &[&str]) {
     let mut rest = lines.iter();
     for line in expected {
         let is_there = rest.any(|found| found == line);
-        assert!(is_there, "{line:?} is not there (or not in order) in\n{}", lines.join("\n"));
+        assert!(
+            is_there,
+            "{line:?} is not there (or not in order) in\n{}",
+            lines.join("\n")
+        );
     }
 }
 
@@ -58,7 +64,9 @@ fn file(folder: &TempDir, metadata: &[(&str, Value)], tensors: &[TensorInfo]) ->
     let mut writer = Writer::create(&path, &all, tensors).expect("a writable folder");
     for tensor in tensors {
         let bytes = tensor.data_bytes().expect("a good shape");
-        writer.append(&tensor.name, &vec![0; bytes as usize]).expect("room");
+        writer
+            .append(&tensor.name, &vec![0; bytes as usize])
+            .expect("room");
     }
     writer.finish().expect("room");
     path
@@ -127,7 +135,9 @@ fn lists_and_full_texts() {
     let pattern = "[true, true, true, false, true, true, true, false]";
     let line = format!("muse-glimmer.attention.sliding_window_pattern 8 x bool {pattern}");
     check(&full, &[&line]);
-    let template = full.iter().find(|l| l.starts_with("tokenizer.chat_template string"));
+    let template = full
+        .iter()
+        .find(|l| l.starts_with("tokenizer.chat_template string"));
     assert!(template.expect("a template").ends_with("\""));
     assert!(template.expect("a template").len() > 5000);
 }
@@ -155,14 +165,20 @@ fn drafter() {
     assert_eq!(json["muser"]["model"], Json::Null);
     assert_eq!(json["muser"]["drafter"]["target_layers"], json!([2, 5, 7]));
     let target = report_json(&[]);
-    assert_eq!(json["muser"]["tokenizer"]["digest"], target["muser"]["tokenizer"]["digest"]);
+    assert_eq!(
+        json["muser"]["tokenizer"]["digest"],
+        target["muser"]["tokenizer"]["digest"]
+    );
 }
 
 #[test]
 fn json_of_the_bundled_model() {
     let json = report_json(&[]);
     let keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
-    assert_eq!(keys, ["file", "metadata", "tensors", "types", "total", "muser"]);
+    assert_eq!(
+        keys,
+        ["file", "metadata", "tensors", "types", "total", "muser"]
+    );
     assert_eq!(
         json["file"],
         json!({
@@ -175,7 +191,10 @@ fn json_of_the_bundled_model() {
     );
     let metadata = &json["metadata"];
     assert_eq!(metadata.as_object().map(|m| m.len()), Some(32));
-    assert_eq!(metadata["muse-glimmer.block_count"], json!({ "type": "u32", "value": 8 }));
+    assert_eq!(
+        metadata["muse-glimmer.block_count"],
+        json!({ "type": "u32", "value": 8 })
+    );
     let tokens = &metadata["tokenizer.ggml.tokens"];
     assert_eq!(
         (&tokens["type"], &tokens["elements"], &tokens["length"]),
@@ -197,9 +216,19 @@ fn json_of_the_bundled_model() {
         json!({ "type": "F32", "tensors": 49, "parameters": 10_496, "bytes": 41_984 })
     );
     assert_eq!(json["total"]["parameters"], json!(11_020_544));
+}
+
+#[test]
+fn json_of_what_muser_makes_of_it() {
+    let json = report_json(&[]);
     let verdict = &json["muser"];
     assert_eq!(
-        (&verdict["usable"], &verdict["role"], &verdict["reason"], &verdict["drafter"]),
+        (
+            &verdict["usable"],
+            &verdict["role"],
+            &verdict["reason"],
+            &verdict["drafter"]
+        ),
         (&json!(true), &json!("model"), &Json::Null, &Json::Null)
     );
     assert_eq!(
@@ -250,8 +279,11 @@ fn json_of_the_bundled_model() {
 fn what_cannot_run() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let bundled = Gguf::open(Path::new(&bundled("nano-glimmer-q8_0.gguf"))).expect("the model");
-    let whole: Vec<(&str, Value)> =
-        bundled.metadata().iter().map(|(k, v)| (k, v.clone())).collect();
+    let whole: Vec<(&str, Value)> = bundled
+        .metadata()
+        .iter()
+        .map(|(k, v)| (k, v.clone()))
+        .collect();
     let infos: Vec<TensorInfo> = bundled.tensors().iter().map(|t| t.info()).collect();
     let without = |key: &str| -> Vec<(&str, Value)> {
         whole.iter().filter(|(k, _)| *k != key).cloned().collect()
@@ -309,7 +341,13 @@ fn odd_values() {
     let metadata = [
         ("a\u{1b}[31mkey", string("red \u{1b}[31m\nline")),
         ("infinite", Value::F32(f32::INFINITY)),
-        ("nested", Value::Array(Array::Array(vec![Array::U8(vec![1, 2]), Array::F64(vec![f64::NAN])]))),
+        (
+            "nested",
+            Value::Array(Array::Array(vec![
+                Array::U8(vec![1, 2]),
+                Array::F64(vec![f64::NAN]),
+            ])),
+        ),
         ("empty", Value::Array(Array::I16(vec![]))),
         ("most", Value::U64(u64::MAX)),
         ("long", string(&"x".repeat(1000))),
@@ -336,7 +374,10 @@ fn odd_values() {
     );
     let json = report_json(&[path]);
     assert_eq!(json["metadata"]["infinite"]["value"], json!("inf"));
-    assert_eq!(json["metadata"]["nested"]["value"], json!([[1, 2], ["NaN"]]));
+    assert_eq!(
+        json["metadata"]["nested"]["value"],
+        json!([[1, 2], ["NaN"]])
+    );
     assert_eq!(json["metadata"]["most"]["value"], json!(u64::MAX));
 }
 
@@ -360,7 +401,8 @@ fn unreadable() {
     );
     assert_eq!(failure(name), other);
     let directory = folder.path().to_str().expect("UTF-8");
-    let expected = format!("error: cannot open the model: {directory}: found a directory, expected a file");
+    let expected =
+        format!("error: cannot open the model: {directory}: found a directory, expected a file");
     assert_eq!(failure(directory), expected);
 }
 

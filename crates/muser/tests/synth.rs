@@ -39,7 +39,14 @@ fn synth(folder: &TempDir, name: &str, args: &[&str]) -> PathBuf {
 /// Names of all files in a folder, hidden ones too.
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).expect("a folder");
-    entries.map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
+    entries
+        .map(|e| {
+            e.expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("UTF-8")
+        })
+        .collect()
 }
 
 fn folder() -> TempDir {
@@ -57,13 +64,20 @@ fn logits(file: &Gguf) -> Vec<f32> {
     let mut pool = PagePool::new(capacity.layout, capacity.max_slabs);
     let mut pages = SequencePages::new();
     let tokenizer = Tokenizer::from_metadata(file.metadata()).unwrap_or_else(|e| panic!("{e}"));
-    let tokens = tokenizer.encode("Once upon a time there were three small bears.", Special::Text);
+    let tokens = tokenizer.encode(
+        "Once upon a time there were three small bears.",
+        Special::Text,
+    );
     let mut batch = Batch::default();
     batch.push(0, 0, &tokens);
     batch.want_last();
-    let copies = pages.reserve(&mut pool, tokens.len() as u32).unwrap_or_else(|e| panic!("{e}"));
+    let copies = pages
+        .reserve(&mut pool, tokens.len() as u32)
+        .unwrap_or_else(|e| panic!("{e}"));
     assert!(copies.is_empty());
-    let outputs = model.pass(&batch, &[&pages], &[Want::Full]).unwrap_or_else(|e| panic!("{e}"));
+    let outputs = model
+        .pass(&batch, &[&pages], &[Want::Full])
+        .unwrap_or_else(|e| panic!("{e}"));
     match outputs.into_iter().next() {
         Some(RowOutput::Full(logits)) => logits,
         other => panic!("found {other:?}"),
@@ -97,7 +111,10 @@ fn files_compute() {
         let n = logits.len() as f32;
         let mean = logits.iter().sum::<f32>() / n;
         let deviation = (logits.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / n).sqrt();
-        assert!((0.3..3.0).contains(&deviation), "{args:?}: deviation {deviation}");
+        assert!(
+            (0.3..3.0).contains(&deviation),
+            "{args:?}: deviation {deviation}"
+        );
     }
 }
 
@@ -110,14 +127,30 @@ fn nano_is_the_bundled_shape() {
     assert_eq!(made.tensors().len(), bundled.tensors().len());
     for tensor in bundled.tensors() {
         let other = made.tensor(&tensor.name).expect("the same names");
-        assert_eq!((other.ty, &other.shape), (tensor.ty, &tensor.shape), "{}", tensor.name);
+        assert_eq!(
+            (other.ty, &other.shape),
+            (tensor.ty, &tensor.shape),
+            "{}",
+            tensor.name
+        );
     }
     let own = ["general.name", "general.description", "general.license"];
-    for (key, value) in bundled.metadata().iter().filter(|(key, _)| !own.contains(key)) {
+    for (key, value) in bundled
+        .metadata()
+        .iter()
+        .filter(|(key, _)| !own.contains(key))
+    {
         assert!(made.metadata().get(key) == Some(value), "{key}");
     }
     let q_norm = made.tensor("blk.3.attn_q_norm.weight").expect("a norm");
-    assert!(q_norm.data.as_chunks::<4>().0.iter().all(|&v| f32::from_le_bytes(v) == 3.87));
+    assert!(
+        q_norm
+            .data
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .all(|&v| f32::from_le_bytes(v) == 3.87)
+    );
 }
 
 /// A drafter fits the model of its width and vocabulary, whatever the seeds.
@@ -125,7 +158,11 @@ fn nano_is_the_bundled_shape() {
 fn drafters_fit() {
     let folder = folder();
     let target = Gguf::open(&synth(&folder, "a.gguf", &["--seed", "1"])).expect("a readable file");
-    let drafter = synth(&folder, "b.gguf", &["--shape", "drafter-nano", "--seed", "2"]);
+    let drafter = synth(
+        &folder,
+        "b.gguf",
+        &["--shape", "drafter-nano", "--seed", "2"],
+    );
     let drafter = Gguf::open(&drafter).expect("a readable file");
     assert_eq!(
         vocabulary_digest(target.metadata()).expect("a vocabulary"),
@@ -156,7 +193,7 @@ fn a_seed_means_the_same_bytes() {
     let fnv = data.fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    assert_eq!(format!("{fnv:016x}"), "0000000000000000");
+    assert_eq!(format!("{fnv:016x}"), "ba39bc369afa6999");
 }
 
 #[test]
@@ -164,10 +201,20 @@ fn dry_run_shows_the_published_structure() {
     let folder = folder();
     let path = folder.path().join("a.gguf");
     let path = path.to_str().expect("UTF-8");
-    let output = muser(&["synth", path, "--shape", "30b", "--head", "q5_k", "--dry-run"]);
+    let output = muser(&[
+        "synth",
+        path,
+        "--shape",
+        "30b",
+        "--head",
+        "q5_k",
+        "--dry-run",
+    ]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let lines: Vec<Vec<&str>> =
-        text(&output.stdout).lines().map(|l| l.split_whitespace().collect()).collect();
+    let lines: Vec<Vec<&str>> = text(&output.stdout)
+        .lines()
+        .map(|l| l.split_whitespace().collect())
+        .collect();
     for expected in [
         "blk.N.ffn_down.weight Q6_K 19968 x 6656 26 2,834,657,280 0-5, 8, 11, 14, 17, 20, 23, 26, \
          29, 32, 35, 38, 41, 44-51",
@@ -178,7 +225,11 @@ fn dry_run_shows_the_published_structure() {
         "4.81 bits per weight",
     ] {
         let expected: Vec<&str> = expected.split_whitespace().collect();
-        assert!(lines.contains(&expected), "{expected:?} in\n{}", text(&output.stdout));
+        assert!(
+            lines.contains(&expected),
+            "{expected:?} in\n{}",
+            text(&output.stdout)
+        );
     }
     assert!(names(folder.path()).is_empty());
 }
@@ -211,7 +262,10 @@ fn refusals() {
             "error: metadata key muse-glimmer.block_count: found 0, expected a number from 1 to \
              16777216",
         ),
-        (vec!["--layers", "1025"], "error: --layers: found 1025, expected at most 1024"),
+        (
+            vec!["--layers", "1025"],
+            "error: --layers: found 1025, expected at most 1024",
+        ),
         (
             vec!["--embd", "8388608", "--ff", "8388608", "--layers", "1000"],
             "error: the tensors have more bytes than a file can: expected less than 2^56",
@@ -243,7 +297,8 @@ fn refusals() {
         assert!(names(folder.path()).is_empty(), "{args:?}");
     }
     let message = failure(&["synth", path, "--mix", "q9"]);
-    let expected = "error: invalid value 'q9' for '--mix <MIX>': expected q4_k_m or one of f32, f16,";
+    let expected =
+        "error: invalid value 'q9' for '--mix <MIX>': expected q4_k_m or one of f32, f16,";
     assert!(message.starts_with(expected), "{message}");
 }
 
@@ -255,12 +310,27 @@ fn an_existing_file_stays() {
     let name = path.to_str().expect("UTF-8");
     let mut args = vec!["synth", name];
     args.extend(TINY);
-    assert_eq!(failure(&args), format!("error: {name} exists; --force replaces it"));
+    assert_eq!(
+        failure(&args),
+        format!("error: {name} exists; --force replaces it")
+    );
     assert_eq!(std::fs::read(&path).expect("a readable file"), b"mine");
     args.push("--force");
     assert!(muser(&args).status.success());
     Gguf::open(&path).expect("a readable file");
     assert_eq!(names(folder.path()), ["a.gguf"]);
+}
+
+#[test]
+fn places_that_are_no_file() {
+    let folder = folder();
+    let directory = folder.path().to_str().expect("UTF-8");
+    let expected = format!("error: {directory}: found a directory, expected a file");
+    assert_eq!(failure(&["synth", directory]), expected);
+    let name = format!("{directory}/missing/a.gguf");
+    let expected = format!("error: {name}: cannot be written: ");
+    assert!(failure(&["synth", &name]).starts_with(&expected));
+    assert!(names(folder.path()).is_empty());
 }
 
 /// More than any disk has is refused before anything is written.
@@ -269,10 +339,15 @@ fn too_large_for_the_disk() {
     let folder = folder();
     let path = folder.path().join("a.gguf");
     let name = path.to_str().expect("UTF-8");
-    let args = ["synth", name, "--embd", "1048576", "--ff", "1048576", "--layers", "1000"];
+    let args = [
+        "synth", name, "--embd", "1048576", "--ff", "1048576", "--layers", "1000",
+    ];
     let message = failure(&args);
     let start = format!("error: cannot write {name}: it needs 3,507,");
-    assert!(message.starts_with(&start) && message.ends_with(" are available"), "{message}");
+    assert!(
+        message.starts_with(&start) && message.ends_with(" are available"),
+        "{message}"
+    );
     assert!(names(folder.path()).is_empty());
 }
 
@@ -285,7 +360,9 @@ fn a_failed_write_leaves_nothing() {
     let path = folder.path().join("a.gguf");
     let script = "trap '' XFSZ; ulimit -f 4096; exec \"$0\" synth \"$1\"";
     let mut shell = Command::new("sh");
-    shell.args(["-c", script, env!("CARGO_BIN_EXE_muser")]).arg(&path);
+    shell
+        .args(["-c", script, env!("CARGO_BIN_EXE_muser")])
+        .arg(&path);
     let output = shell.output().expect("a shell");
     assert!(!output.status.success());
     let message = text(&output.stderr);
@@ -303,7 +380,11 @@ fn help_has_examples() {
     let output = muser(&["synth", "--help"]);
     assert!(output.status.success());
     let help = text(&output.stdout);
-    for expected in ["muser synth 17gb.gguf --shape 30b --head q5_k", "--target-layers", "--dry-run"] {
+    for expected in [
+        "muser synth 17gb.gguf --shape 30b --head q5_k",
+        "--target-layers",
+        "--dry-run",
+    ] {
         assert!(help.contains(expected), "{expected} in\n{help}");
     }
 }

@@ -19,7 +19,14 @@ fn the_oracles_cases() {
     assert_eq!(cases.len(), 12);
     for case in cases {
         let input = case["input"].to_string();
-        let args = ["template", "--model", &model, "--template", &template, "-"];
+        let args = [
+            "template",
+            "--model",
+            &model,
+            "--chat-template",
+            &template,
+            "-",
+        ];
         let outcome = muser_with(&args, input.as_bytes());
         assert_eq!(outcome.stderr, "", "{}", case["name"]);
         assert_eq!(
@@ -100,12 +107,22 @@ fn a_template_of_the_users() {
     )
     .expect("written");
     let path = file.path().display().to_string();
-    let outcome = muser_with(&["template", "--template", &path, "-"], HI);
+    let outcome = muser_with(&["template", "--chat-template", &path, "-"], HI);
     assert_eq!(outcome.stdout, "<|begin_of_text|>[user] Hi <|eot|>\n");
     check_error(
-        &["template", "--template", &path, "--reasoning", "low", "-"],
+        &[
+            "template",
+            "--chat-template",
+            &path,
+            "--reasoning",
+            "low",
+            "-",
+        ],
         HI,
-        "--reasoning has no effect: the chat template does not use reasoning_strength",
+        &format!(
+            "--reasoning has no effect: the chat template of {path} does not use \
+             reasoning_strength"
+        ),
     );
 }
 
@@ -152,7 +169,7 @@ fn bad_flags() {
         "--date: found \"2026-02-30\", expected a date as 2026-01-31",
     );
     check_error(
-        &["template", "--template", "-", "-"],
+        &["template", "--chat-template", "-", "-"],
         HI,
         "standard input can be the conversation or the template, not both",
     );

@@ -106,7 +106,7 @@ impl ByteLevel {
 
         let bpe = BPE::builder()
             .vocab_and_merges(words, pairs)
-            .ignore_merges(pretokenizer.whole_pieces())
+            .ignore_merges(pretokenizer.is_llama3())
             .build()
             .map_err(|source| unknown_merge(merges, vocab, &source.to_string()))?;
         let missing = |&byte: &u8| {
@@ -119,6 +119,11 @@ impl ByteLevel {
             pretokenizer,
             missing_bytes,
         })
+    }
+
+    /// Is this one of the Llama 3 rules?
+    pub(crate) fn is_llama3(&self) -> bool {
+        self.pretokenizer.is_llama3()
     }
 
     /// Bytes that no token spells: they vanish from text.

@@ -34,8 +34,9 @@ struct Rule {
     newline_runs: bool,
     /// Is every digit cut out before the expression runs on what lies between?
     single_digits: bool,
-    /// Does a piece that is a token stay whole without regard to the merges?
-    whole_pieces: bool,
+    /// Is it one of Llama 3? Then a piece that is a token stays whole without
+    /// regard to the merges.
+    is_llama3: bool,
 }
 
 impl Rule {
@@ -45,13 +46,13 @@ impl Rule {
             expression,
             newline_runs: true,
             single_digits: false,
-            whole_pieces: false,
+            is_llama3: false,
         }
     }
 
     const fn llama3(name: &'static str) -> Rule {
         Rule {
-            whole_pieces: true,
+            is_llama3: true,
             ..Rule::new(name, LLAMA3)
         }
     }
@@ -98,9 +99,10 @@ impl Pretokenizer {
         RULES.map(|rule| rule.name).join(", ")
     }
 
-    /// Does a piece that is a token stay whole without regard to the merges?
-    pub(crate) fn whole_pieces(&self) -> bool {
-        self.rule.whole_pieces
+    /// Is the rule one of Llama 3? Then a piece that is a token stays whole
+    /// without regard to the merges.
+    pub(crate) fn is_llama3(&self) -> bool {
+        self.rule.is_llama3
     }
 
     /// Hands every piece of `text` to `piece` in order; joined they are `text`.

@@ -50,8 +50,8 @@ pub enum ControlText {
 /// The model that turns plain text into ids.
 #[derive(Debug)]
 enum Model {
-    ByteLevel(ByteLevel),
-    SentencePiece(SentencePiece),
+    ByteLevel(Box<ByteLevel>),
+    SentencePiece(Box<SentencePiece>),
 }
 
 /// Finds tokens that are matched as a whole; the longest of those that start
@@ -118,7 +118,7 @@ impl Tokenizer {
     ///
     /// Models: `gpt2` (byte-level BPE) and `llama` (SentencePiece-style). A
     /// missing `pre` means `gpt-2`; a missing `add_bos_token` means yes for
-    /// `llama` files and no for others.
+    /// `llama` and Llama 3 files that name a BOS and no for others.
     ///
     /// # Errors
     /// Every missing, misshapen or inconsistent key, by name.
@@ -127,12 +127,13 @@ impl Tokenizer {
         let (vocab, model) = match name {
             "gpt2" => {
                 let vocab = Vocab::from_metadata(metadata, byte_level::token_bytes)?;
-                let model = Model::ByteLevel(ByteLevel::from_metadata(metadata, &vocab)?);
+                let model = Model::ByteLevel(Box::new(ByteLevel::from_metadata(metadata, &vocab)?));
                 (vocab, model)
             }
             "llama" => {
                 let vocab = Vocab::from_metadata(metadata, sentencepiece::token_bytes)?;
-                let model = Model::SentencePiece(SentencePiece::from_metadata(metadata, &vocab)?);
+                let model =
+                    Model::SentencePiece(Box::new(SentencePiece::from_metadata(metadata, &vocab)?));
                 (vocab, model)
             }
             other => {
@@ -142,7 +143,10 @@ impl Tokenizer {
                 });
             }
         };
-        let is_llama = matches!(model, Model::SentencePiece(_));
+        let is_llama = match &model {
+            Model::ByteLevel(model) => model.is_llama3(),
+            Model::SentencePiece(_) => true,
+        };
         let special = vocab.special();
         let add_bos = flag(metadata, ADD_BOS, is_llama, vocab::BOS, special.bos)?;
         let add_eos = flag(metadata, ADD_EOS, false, vocab::EOS, special.eos)?;
@@ -181,7 +185,12 @@ impl Tokenizer {
     /// The ids of a prompt for plain completion: with one BOS in front if the
     /// file wants one and the text does not spell it itself.
     pub fn encode_prompt(&self, text: &str, special: Special) -> Vec<u32> {
-        let mut ids = self.encode(text, special);
+        self.with_bos(self.encode(text, special))
+    }
+
+    /// `ids` with one BOS in front if the file wants one and they do not begin
+    /// with it: a chat template may write it itself.
+    pub fn with_bos(&self, mut ids: Vec<u32>) -> Vec<u32> {
         if let Some(bos) = self.bos().filter(|_| self.add_bos)
             && ids.first() != Some(&bos)
         {
@@ -373,7 +382,8 @@ impl Tokenizer {
     }
 }
 
-/// A truth value that needs a token when it is true.
+/// A truth value that needs a token when the file says yes; `default` holds if
+/// it says nothing and names the token.
 fn flag(
     metadata: &Metadata,
     flag_key: &'static str,
@@ -381,9 +391,9 @@ fn flag(
     id_key: &'static str,
     id: Option<u32>,
 ) -> Result<bool, Error> {
-    let value = metadata.bool(flag_key)?.unwrap_or(default);
-    if value && id.is_none() {
-        return Err(Error::SpecialIdMissing { id_key, flag_key });
+    match metadata.bool(flag_key)? {
+        Some(true) if id.is_none() => Err(Error::SpecialIdMissing { id_key, flag_key }),
+        Some(value) => Ok(value),
+        None => Ok(default && id.is_some()),
     }
-    Ok(value)
 }

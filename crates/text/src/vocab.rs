@@ -13,7 +13,7 @@ use crate::Error;
 use gguf::Metadata;
 use std::collections::HashMap;
 
-pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
+const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 pub(crate) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 pub(crate) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";

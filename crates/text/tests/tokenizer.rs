@@ -141,7 +141,7 @@ fn end_of_message_is_no_end_even_if_the_file_names_it() {
 fn bos_is_added_once() {
     let tokenizer = oracle();
     let hello = tokenizer.encode("Hello,", Special::Parse);
-    let with_bos: Vec<u32> = std::iter::once(400).chain(hello.clone()).collect();
+    let with_bos: Vec<u32> = std::iter::once(400).chain(hello).collect();
     assert_eq!(tokenizer.encode_prompt("Hello,", Special::Parse), with_bos);
     let spelled = "<|begin_of_text|>Hello,";
     assert_eq!(tokenizer.encode_prompt(spelled, Special::Parse), with_bos);
@@ -154,6 +154,21 @@ fn bos_is_added_once() {
     let without = build(&byte_level("gpt-2", &[], &[]));
     assert_eq!((without.bos(), without.add_bos()), (None, false));
     assert_eq!(without.encode_prompt("A", Special::Text), [u32::from(b'A')]);
+}
+
+#[test]
+fn files_that_do_not_say_whether_bos_is_added() {
+    let bos_id = "tokenizer.ggml.bos_token_id";
+    for (pre, adds) in [("llama-bpe", true), ("llama4", false), ("gpt-2", false)] {
+        let mut metadata = byte_level(pre, &[], &[("<|bos|>", CONTROL)]);
+        assert!(!build(&metadata).add_bos(), "{pre}");
+        metadata.insert(bos_id, Value::U32(256));
+        assert_eq!(build(&metadata).add_bos(), adds, "{pre}");
+    }
+    let mut metadata = hello_world();
+    assert!(build(&metadata).add_bos());
+    metadata.remove(bos_id);
+    assert!(!build(&metadata).add_bos());
 }
 
 #[test]
@@ -500,7 +515,7 @@ fn types(types: &[i32]) -> Value {
     Value::Array(Array::I32(types.to_vec()))
 }
 
-fn bad_inputs() -> Vec<BadInput> {
+fn bad_tokens() -> Vec<BadInput> {
     let text = |text: &str| Value::String(text.to_string());
     vec![
         bad(
@@ -557,6 +572,11 @@ fn bad_inputs() -> Vec<BadInput> {
             types(&[1, 1, 1, 3]),
             "tokenizer.ggml.token_type: found 4 entries, expected 5 (the length of tokenizer.ggml.tokens)",
         ),
+    ]
+}
+
+fn bad_merges() -> Vec<BadInput> {
+    vec![
         bad(
             "gpt2",
             "token_type",
@@ -605,6 +625,11 @@ fn bad_inputs() -> Vec<BadInput> {
             strings(["a <|c|>"]),
             "tokenizer.ggml.merges: merge 0 (\"a <|c|>\") needs \"<|c|>\", which is a control token, expected a normal token",
         ),
+    ]
+}
+
+fn bad_ids_and_scores() -> Vec<BadInput> {
+    vec![
         bad(
             "gpt2",
             "bos_token_id",
@@ -665,12 +690,6 @@ fn bad_inputs() -> Vec<BadInput> {
             types(&[2, 3, 3, 1, BYTE]),
             "tokenizer.ggml.tokens: byte token 4 is \"a\", expected <0xXX> with two hexadecimal digits",
         ),
-        bad(
-            "llama",
-            "bos_token_id",
-            None,
-            "tokenizer.ggml.bos_token_id: missing, expected an id because tokenizer.ggml.add_bos_token is true",
-        ),
     ]
 }
 
@@ -690,7 +709,9 @@ fn bad_input_is_named() {
         key,
         value,
         message,
-    } in bad_inputs()
+    } in [bad_tokens(), bad_merges(), bad_ids_and_scores()]
+        .into_iter()
+        .flatten()
     {
         let mut metadata = if model == "gpt2" {
             gpt2.clone()

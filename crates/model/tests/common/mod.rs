@@ -170,7 +170,11 @@ pub fn distance(left: &[f32], right: &[f32]) -> (f64, f64) {
     for (&l, &r) in left.iter().zip(right) {
         let d = f64::from(l) - f64::from(r);
         // f64::max drops a NaN.
-        max = if d.is_nan() { f64::NAN } else { max.max(d.abs()) };
+        max = if d.is_nan() {
+            f64::NAN
+        } else {
+            max.max(d.abs())
+        };
         square += d * d;
         size += f64::from(r) * f64::from(r);
     }

@@ -254,9 +254,8 @@ impl Backend for Mutant {
             at.scale = 1.0;
         }
         self.inner.attend(out, q, kv, &at);
-        let in_order = |tables: &[Vec<Option<PageId>>; 3]| {
-            tables[PageClass::Full as usize].is_sorted()
-        };
+        let in_order =
+            |tables: &[Vec<Option<PageId>>; 3]| tables[PageClass::Full as usize].is_sorted();
         if self.is(Mutation::PlaceChangesAttention) && !self.step.pages.iter().all(in_order) {
             self.nudge(out);
         }
@@ -386,16 +385,13 @@ impl Backend for Mutant {
         self.store_kv(kv, layer, k, if turns { &turned } else { v });
     }
 
-    fn ffn_in(
-        &mut self,
-        ff: &mut Buf,
-        up: &mut Buf,
-        w_gate: &Weight,
-        w_up: &Weight,
-        x: &Buf,
-    ) {
+    fn ffn_in(&mut self, ff: &mut Buf, up: &mut Buf, w_gate: &Weight, w_up: &Weight, x: &Buf) {
         let swapped = self.is(Mutation::UpAndGateSwapped);
-        let (w_gate, w_up) = if swapped { (w_up, w_gate) } else { (w_gate, w_up) };
+        let (w_gate, w_up) = if swapped {
+            (w_up, w_gate)
+        } else {
+            (w_gate, w_up)
+        };
         self.matmul(ff, w_gate, x);
         self.matmul(up, w_up, x);
         self.swiglu(ff, up);

@@ -260,8 +260,18 @@ fn text_layer(make: &mut Maker, s: &TextShape, il: usize) {
     make.turning(&k, &gguf("attn_k"), (n_kv, d), over_root(qk, d), s.head_dim);
     let matrices = [
         ("self_attn.v_proj", "attn_v", (n_kv, d), over_root(1.0, d)),
-        ("self_attn.gate_proj", "attn_gate", (n_q, d), over_root(2.0, d)),
-        ("self_attn.o_proj", "attn_output", (d, n_q), over_root(out, n_q)),
+        (
+            "self_attn.gate_proj",
+            "attn_gate",
+            (n_q, d),
+            over_root(2.0, d),
+        ),
+        (
+            "self_attn.o_proj",
+            "attn_output",
+            (d, n_q),
+            over_root(out, n_q),
+        ),
         ("mlp.gate_proj", "ffn_gate", (ff, d), over_root(1.5, d)),
         ("mlp.up_proj", "ffn_up", (ff, d), over_root(1.0, d)),
         ("mlp.down_proj", "ffn_down", (d, ff), over_root(down, ff)),
@@ -269,7 +279,12 @@ fn text_layer(make: &mut Maker, s: &TextShape, il: usize) {
     for (from, to, shape, std) in matrices {
         make.matrix(&hf(from), &gguf(to), shape, std);
     }
-    make.push(&gguf("attn_q_norm"), s.head_dim, 0, vec![Q_SCALE; s.head_dim]);
+    make.push(
+        &gguf("attn_q_norm"),
+        s.head_dim,
+        0,
+        vec![Q_SCALE; s.head_dim],
+    );
     make.push(&gguf("attn_k_norm"), s.head_dim, 0, vec![1.0; s.head_dim]);
 }
 
@@ -286,7 +301,7 @@ pub fn text_plan(s: &TextShape) -> Plan {
     make.matrix("lm_head.weight", "output", (N_VOCAB, d), over_root(60.0, d));
 
     let pattern = if s.pattern_is_array {
-        let slides = |il: usize| (s.n_layer - 1 - il) % 4 != 0;
+        let slides = |il: usize| !(s.n_layer - 1 - il).is_multiple_of(4);
         Value::Array(Array::Bool((0..s.n_layer).map(slides).collect()))
     } else {
         Value::U32(4)
@@ -313,18 +328,41 @@ fn draft_layer(make: &mut Maker, s: &DraftShape, il: usize) {
     let hf = |part: &str| format!("layers.{il}.{part}.weight");
     let gguf = |part: &str| format!("blk.{il}.{part}");
     make.vector(&hf("input_layernorm"), &gguf("attn_norm"), d, 0.3, 1.0);
-    make.vector(&hf("post_attention_layernorm"), &gguf("ffn_norm"), d, 0.3, 1.0);
+    make.vector(
+        &hf("post_attention_layernorm"),
+        &gguf("ffn_norm"),
+        d,
+        0.3,
+        1.0,
+    );
     let attention = [
         ("self_attn.q_proj", "attn_q", (n_q, d), over_root(1.0, d)),
         ("self_attn.k_proj", "attn_k", (n_kv, d), over_root(1.0, d)),
         ("self_attn.v_proj", "attn_v", (n_kv, d), over_root(1.0, d)),
-        ("self_attn.o_proj", "attn_output", (d, n_q), over_root(0.05, n_q)),
+        (
+            "self_attn.o_proj",
+            "attn_output",
+            (d, n_q),
+            over_root(0.05, n_q),
+        ),
     ];
     for (from, to, shape, std) in attention {
         make.matrix(&hf(from), &gguf(to), shape, std);
     }
-    make.vector(&hf("self_attn.q_norm"), &gguf("attn_q_norm"), s.head_dim, 0.3, 1.8);
-    make.vector(&hf("self_attn.k_norm"), &gguf("attn_k_norm"), s.head_dim, 0.3, 1.2);
+    make.vector(
+        &hf("self_attn.q_norm"),
+        &gguf("attn_q_norm"),
+        s.head_dim,
+        0.3,
+        1.8,
+    );
+    make.vector(
+        &hf("self_attn.k_norm"),
+        &gguf("attn_k_norm"),
+        s.head_dim,
+        0.3,
+        1.2,
+    );
     let feed_forward = [
         ("mlp.gate_proj", "ffn_gate", (ff, d), over_root(1.5, d)),
         ("mlp.up_proj", "ffn_up", (ff, d), over_root(1.0, d)),
@@ -343,7 +381,12 @@ pub fn draft_plan(s: &DraftShape) -> Plan {
         seed: s.seed,
         tensors: Vec::new(),
     };
-    make.matrix("encoder.fc.weight", "fc", (d, n_features), over_root(1.0, n_features));
+    make.matrix(
+        "encoder.fc.weight",
+        "fc",
+        (d, n_features),
+        over_root(1.0, n_features),
+    );
     let enc = "encoder.output_norm_enc.weight";
     make.vector(enc, "enc.output_norm", d, 0.3, 1.0);
     (0..s.n_layer).for_each(|il| draft_layer(&mut make, s, il));
@@ -354,10 +397,16 @@ pub fn draft_plan(s: &DraftShape) -> Plan {
     let mut metadata = shape_keys("dflash", &title, sizes, s.rope_base);
     let mut key = |name: &str, value| metadata.insert(format!("dflash.{name}"), value);
     key("block_size", Value::U32(s.block_size));
-    key("target_layers", Value::Array(Array::I32(s.target_layers.to_vec())));
+    key(
+        "target_layers",
+        Value::Array(Array::I32(s.target_layers.to_vec())),
+    );
     key("attention.sliding_window", Value::U32(s.window));
     let pattern = vec![true; s.n_layer];
-    key("attention.sliding_window_pattern", Value::Array(Array::Bool(pattern)));
+    key(
+        "attention.sliding_window_pattern",
+        Value::Array(Array::Bool(pattern)),
+    );
     tokenizer_keys(&mut metadata);
     metadata.insert("tokenizer.ggml.mask_token_id", Value::U32(MASK_TOKEN));
     Plan {
@@ -417,7 +466,9 @@ impl Plan {
         let infos: Vec<TensorInfo> = self.tensors.iter().map(|t| t.info(ty)).collect();
         let mut writer = Writer::create(&path, &metadata, &infos).expect("a valid file");
         for (tensor, info) in self.tensors.iter().zip(&infos) {
-            writer.append(&info.name, &tensor.encode(info.ty)).expect("matching data");
+            writer
+                .append(&info.name, &tensor.encode(info.ty))
+                .expect("matching data");
         }
         writer.finish().expect("space for the file");
         let found = sha256(&path);
@@ -459,5 +510,7 @@ pub fn manifest_digest(file_name: &str) -> String {
     let manifest = super::read_to_string(&testdata("oracle/manifest.json"));
     let manifest: serde_json::Value = serde_json::from_str(&manifest).expect("JSON");
     let digest = manifest["gguf_sha256"][file_name].as_str();
-    digest.unwrap_or_else(|| panic!("{file_name} in the manifest")).to_string()
+    digest
+        .unwrap_or_else(|| panic!("{file_name} in the manifest"))
+        .to_string()
 }

@@ -88,7 +88,9 @@ impl Parts {
         let mut writer = Writer::create(&path, &self.metadata, &infos).expect("a valid file");
         for tensor in &self.tensors {
             let name = &tensor.info.name;
-            writer.append(name, &tensor.data).expect("data as long as the shape says");
+            writer
+                .append(name, &tensor.data)
+                .expect("data as long as the shape says");
         }
         writer.finish().expect("space for a small file");
         // The mapping stays valid when the name is gone.

@@ -64,7 +64,7 @@ struct RopeFacts {
     base: Option<f32>,
     dimensions: usize,
     pairing: &'static str,
-    /// `all` or `sliding`.
+    /// `all`, `sliding` or `no`.
     layers: &'static str,
     scaling: Option<String>,
 }
@@ -288,7 +288,7 @@ impl RopeFacts {
             .ok()
             .flatten();
         let scaling = scaling.filter(|&s| !matches!(s, "none" | ""));
-        let has_still_layers = config.layers.iter().any(|l| !l.rope);
+        let n_turning = config.layers.iter().filter(|l| l.rope).count();
         RopeFacts {
             base: number("rope.freq_base_swa").or_else(|| number("rope.freq_base")),
             dimensions: 2 * config.rope.inv_freq.len(),
@@ -296,7 +296,11 @@ impl RopeFacts {
                 model::Pairing::Neighbours => "neighbours",
                 model::Pairing::Halves => "halves",
             },
-            layers: if has_still_layers { "sliding" } else { "all" },
+            layers: match n_turning {
+                0 => "no",
+                n if n == config.n_layer => "all",
+                _ => "sliding",
+            },
             scaling: scaling.map(|kind| match number("rope.scaling.factor") {
                 Some(factor) => format!("{kind} {factor}"),
                 None => kind.to_string(),

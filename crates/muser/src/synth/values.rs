@@ -237,7 +237,7 @@ fn scales_for(ty: TensorType, scale: Scale, wanted: f64) -> Scales {
     if let Scale::Bytes(_) = scale {
         let distance = |code: u8| {
             let found = deviation(ty, &Scales::new(scale, 0.0, code));
-            (found / wanted).ln().abs()
+            (found / wanted).max(wanted / found)
         };
         // Code 255 is NaN by the specification of both encodings, 0 is zero in one.
         let best = (1..127 + 64).min_by(|&a, &b| distance(a).total_cmp(&distance(b)));
