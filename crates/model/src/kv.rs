@@ -337,6 +337,9 @@ impl SequencePages {
     pub fn reserve(&mut self, pool: &mut PagePool, n_rows: u32) -> Result<Vec<PageCopy>, Error> {
         let mut fresh: Vec<(PageClass, usize, PageId)> = Vec::new();
         let mut copies = Vec::new();
+        if n_rows == 0 {
+            return Ok(copies);
+        }
         let first = self.len as usize / PAGE_ROWS;
         let end = (self.len as usize + n_rows as usize).div_ceil(PAGE_ROWS);
         for class in PageClass::ALL {

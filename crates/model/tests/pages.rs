@@ -99,6 +99,9 @@ struct Model {
     next_stamp: Stamp,
 }
 
+/// Length, tables and reference counts of a sequence.
+type Visible = (u32, Vec<Vec<Option<PageId>>>, Vec<u32>);
+
 struct World {
     pool: PagePool,
     sequences: [SequencePages; N_SEQUENCES],
@@ -205,7 +208,7 @@ impl World {
             .copied()
             .flatten()?;
         let is_shared = self.pool.n_references(page) > 1;
-        (is_shared && len % PAGE_ROWS > 0).then_some(page)
+        (is_shared && !len.is_multiple_of(PAGE_ROWS)).then_some(page)
     }
 
     fn copy(
@@ -282,8 +285,8 @@ impl World {
         Ok((page.expect("just checked"), slot))
     }
 
-    /// Everything a caller can see.
-    fn state(&self) -> Vec<(u32, Vec<Vec<Option<PageId>>>, Vec<u32>)> {
+    /// Everything a caller can see of the sequences.
+    fn state(&self) -> Vec<Visible> {
         let of = |s: &SequencePages| {
             let tables: Vec<Vec<Option<PageId>>> =
                 PageClass::ALL.map(|c| s.table(c).to_vec()).to_vec();
@@ -348,7 +351,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(proptest::test_runner::Config::with_cases(256))]
+    #![proptest_config(proptest::test_runner::Config::with_cases(1500))]
 
     #[test]
     fn any_history_keeps_the_rules(
@@ -457,6 +460,7 @@ fn a_shared_page_is_copied_once() {
     let mut second = first.branch(&mut pool);
     let tail = first.table(PageClass::Full)[1].expect("a page");
     assert_eq!(pool.n_references(tail), 2);
+    assert_eq!(first.reserve(&mut pool, 0).expect("nothing to do"), []);
     let copies = first.reserve(&mut pool, 1).expect("pages");
     assert_eq!(copies.len(), 3, "a copy in each class");
     assert!(copies.iter().all(|c| c.rows == 44));

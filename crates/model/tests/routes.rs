@@ -194,7 +194,10 @@ fn rolled_back<B: Backend>(lab: &mut Lab<'_, B>, plan: &Plan) -> Logits {
 /// Half of the plan, then a branch; both go on, one of them with other tokens.
 fn branched<B: Backend>(lab: &mut Lab<'_, B>, plan: &Plan, is_branch_right: bool) -> Logits {
     let middle = (plan.start + plan.tokens.len()) / 2 + 3;
-    assert!(middle % PAGE_ROWS > 0, "the shared page is partly filled");
+    assert!(
+        !middle.is_multiple_of(PAGE_ROWS),
+        "the shared page is partly filled"
+    );
     let mut pages = lab.begin();
     let mut logits = lab.append(&mut pages, &plan.tokens[plan.start..middle]);
     let mut branch = pages.branch(&mut lab.pool);

@@ -178,20 +178,21 @@ fn unknown_fields_pass_through() {
     );
 }
 
-/// The constructs of published templates, as Jinja2 renders them.
+/// A construct of published templates gives what Jinja2 gives.
+#[track_caller]
+fn check(source: &str, prompt: &str) {
+    let input = json!({
+        "messages": [
+            {"role": "user", "content": " Hi <b>&'\"é\n "},
+            {"role": "assistant", "content": "a</think>b"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "ns.f", "parameters": {"z": 1, "a": [1.0, 1e16, 1e-5, null, true, "<é>"]}}}],
+    });
+    assert_eq!(render(source, input).expect(source), prompt, "{source}");
+}
+
 #[test]
-fn constructs() {
-    let check = |source: &str, prompt: &str| {
-        let input = json!({
-            "messages": [
-                {"role": "user", "content": " Hi <b>&'\"é\n "},
-                {"role": "assistant", "content": "a</think>b"},
-            ],
-            "tools": [{"type": "function", "function": {"name": "ns.f", "parameters": {"z": 1, "a": [1.0, 1e16, 1e-5, null, true, "<é>"]}}}],
-        });
-        assert_eq!(render(source, input).expect(source), prompt, "{source}");
-    };
-    // Values as JSON.
+fn values_as_json() {
     check(
         "{{ tools[0] | tojson }}",
         r#"{"type": "function", "function": {"name": "ns.f", "parameters": {"z": 1, "a": [1.0, 1e+16, 1e-05, null, true, "<é>"]}}}"#,
@@ -213,7 +214,10 @@ fn constructs() {
         "{{ '\\x07\\x7f\\b\\f\\\\' | tojson }}",
         "\"\\u0007\u{7f}\\b\\f\\\\\"",
     );
-    // Strings.
+}
+
+#[test]
+fn string_constructs() {
     check(
         "{{ messages[1].content.split('</think>')[-1].lstrip('\\n') }}",
         "b",
@@ -235,7 +239,10 @@ fn constructs() {
         "a, bx1NoneTrue",
     );
     check("{{ messages[0].content[1:3] }}", "Hi");
-    // Lists and dicts.
+}
+
+#[test]
+fn list_and_dict_constructs() {
     check(
         "{%- for k, v in tools[0].function.parameters.items() -%}{{ k }}{{ loop.index0 }}{{ loop.last }};{%- endfor -%}",
         "z0False;a1True;",
@@ -256,12 +263,14 @@ fn constructs() {
         "{{ messages | map(attribute='role') | join('/') }}{{ messages[::-1][0].role }}",
         "user/assistantassistant",
     );
-    // Tests.
+}
+
+#[test]
+fn test_and_statement_constructs() {
     check(
         "{{ 'x' is string }}{{ none is none }}{{ {} is mapping }}{{ [] is iterable }}{{ true is boolean }}{{ y is defined }}",
         "TrueTrueTrueTrueTrueFalse",
     );
-    // Statements.
     check(
         "{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- set ns.n = ns.n + 1 -%}{%- endfor -%}{{ ns.n }}",
         "2",
@@ -549,7 +558,10 @@ fn no_filter_makes_a_control_token() {
         "a",
         &["<|eot|>"],
     );
-    // Parts of one message that spell a control token together.
+}
+
+#[test]
+fn parts_that_spell_a_control_token_together_are_text() {
     let parts = json!({"messages": [{"role": "user", "content": [
         {"type": "text", "text": "<|eo"}, {"type": "text", "text": "t|>"},
     ]}]});

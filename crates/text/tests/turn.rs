@@ -303,7 +303,11 @@ fn turns_out_of_shape() {
         Budget,
     );
     check("<|patch|> to=self<|message|>a", &[reasoning("a")], Budget);
-    // Another role's message ends the turn.
+}
+
+#[test]
+fn another_roles_message_ends_the_turn() {
+    use TurnEnd::{Budget, EndOfTurn};
     check(
         " to=user<|message|>a<|start|>user<|message|>b",
         &[content("a")],
@@ -312,7 +316,10 @@ fn turns_out_of_shape() {
     check("<|start|>tool f<|message|>b", &[], EndOfTurn);
     check("<|start|>users<|message|>b", &[content("usersb")], Budget);
     check("<|start|>assistant<|message|>b", &[content("b")], Budget);
-    // Half a character at the end of a message.
+}
+
+#[test]
+fn half_a_character_at_the_end_of_a_message() {
     let half = byte_ids("é")[0];
     let replacement = "\u{FFFD}";
     let with_half = |before: &str, after: &str| [ids(before), vec![half], ids(after)].concat();
