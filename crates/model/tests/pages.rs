@@ -351,7 +351,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(proptest::test_runner::Config::with_cases(1500))]
+    #![proptest_config(proptest::test_runner::Config::with_cases(500))]
 
     #[test]
     fn any_history_keeps_the_rules(

@@ -35,8 +35,6 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     load: LoadArgs,
-    #[command(flatten)]
-    sampling: SamplingArgs,
     /// Text of the system message [default: the template's own]
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
@@ -57,6 +55,9 @@ pub struct Args {
     /// Print one JSON object at the end instead of streaming
     #[arg(long)]
     json: bool,
+    // Last, since its heading goes on to the end.
+    #[command(flatten)]
+    sampling: SamplingArgs,
 }
 
 /// Runs the command.
