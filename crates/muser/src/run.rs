@@ -72,7 +72,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let reader = Reader::new(Arc::clone(&tokenizer), format, Arc::from([]), &args.stop)?;
 
     let model = args.load.load(&file)?;
-    let sampling = args.sampling.settings(&file, model.config().architecture)?;
+    let architecture = model.config().architecture;
+    let sampling = args.sampling.settings(&file, &tokenizer, architecture)?;
     let request = Request {
         sampling: sampling.settings,
         max_tokens: args.max_tokens.map(|n| n as usize),

@@ -4,9 +4,11 @@
 //! the model's makers published for its architecture.
 
 use crate::model_file::ModelFile;
+use anyhow::bail;
 use clap::Args;
 use engine::SamplerSettings;
 use model::Architecture;
+use text::{Special, Tokenizer};
 
 /// Sampling flags; what is not given comes from the model.
 #[derive(Args, Clone, Debug)]
@@ -51,6 +53,19 @@ pub struct SamplingArgs {
     /// Strength of the DRY penalty on repeated passages (0: none)
     #[arg(long, value_name = "F")]
     pub dry_multiplier: Option<f32>,
+    /// Base of the DRY penalty, to the power of the repeated length
+    #[arg(long, value_name = "F")]
+    pub dry_base: Option<f32>,
+    /// Longest repeated passage, in tokens, that DRY leaves alone
+    #[arg(long, value_name = "N")]
+    pub dry_allowed_length: Option<u32>,
+    /// Tokens that DRY looks back (-1: all)
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub dry_last_n: Option<i32>,
+    /// Text across which DRY matches nothing; may be given several times [default: line feed,
+    /// colon, double quote, asterisk]
+    #[arg(long, value_name = "TEXT")]
+    pub dry_breaker: Vec<String>,
     /// Seed of the draws [default: a new one each time, printed at the end]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -67,6 +82,7 @@ impl SamplingArgs {
     pub fn settings(
         &self,
         file: &ModelFile,
+        tokenizer: &Tokenizer,
         architecture: Architecture,
     ) -> anyhow::Result<Sampling> {
         let (mut s, origin) = model_defaults(file, architecture)?;
@@ -82,6 +98,12 @@ impl SamplingArgs {
         set(&mut s.frequency_penalty, self.frequency_penalty);
         set(&mut s.presence_penalty, self.presence_penalty);
         set(&mut s.dry_multiplier, self.dry_multiplier);
+        set(&mut s.dry_base, self.dry_base);
+        s.dry_allowed_length = self.dry_allowed_length.unwrap_or(s.dry_allowed_length);
+        s.dry_penalty_last_n = self.dry_last_n.unwrap_or(s.dry_penalty_last_n);
+        if s.dry_multiplier > 0.0 {
+            s.dry_breakers = breaking_tokens(tokenizer, &self.dry_breaker)?;
+        }
         s.top_k = self.top_k.unwrap_or(s.top_k);
         s.repeat_last_n = self.repeat_last_n.unwrap_or(s.repeat_last_n);
         s.seed = match self.seed {
@@ -94,6 +116,35 @@ impl SamplingArgs {
             origin,
         })
     }
+}
+
+/// Every token whose text holds one of the breakers.
+fn breaking_tokens(tokenizer: &Tokenizer, own: &[String]) -> anyhow::Result<Vec<Vec<u32>>> {
+    const DEFAULT: [&str; 4] = ["\n", ":", "\"", "*"];
+    let breakers: Vec<&str> = match own {
+        [] => DEFAULT.to_vec(),
+        own => own.iter().map(String::as_str).collect(),
+    };
+    let mut tokens = Vec::new();
+    for breaker in breakers {
+        if breaker.is_empty() {
+            bail!("--dry-breaker: found an empty text, expected one character or more");
+        }
+        let holds = |bytes: &[u8]| {
+            let mut windows = bytes.windows(breaker.len());
+            windows.any(|window| window == breaker.as_bytes())
+        };
+        let found = (0..tokenizer.n_vocab() as u32)
+            .filter(|&id| tokenizer.token_bytes(id).is_some_and(holds))
+            .map(|id| vec![id]);
+        let before = tokens.len();
+        tokens.extend(found);
+        if tokens.len() == before {
+            // No token holds it whole: the sequence that spells it breaks.
+            tokens.push(tokenizer.encode(breaker, Special::Text));
+        }
+    }
+    Ok(tokens)
 }
 
 fn model_defaults(
