@@ -144,7 +144,8 @@ pub trait Backend: Sized + Send {
     fn step(&mut self, step: &Step) -> Result<(), DeviceError>;
 
     /// Runs `record` over the uploaded step, or replays what it recorded for
-    /// this shape before.
+    /// this shape before. An operation called outside of `run` is executed at
+    /// once.
     fn run(&mut self, shape: Shape, record: impl FnOnce(&mut Self)) -> Result<(), DeviceError>;
 
     /// Reads a buffer's rows of the current step, `[rows, cols]`.

@@ -70,8 +70,6 @@ pub struct Config {
     pub norm_eps: f32,
     /// Epsilon of the norms on the outputs of attention and feed-forward.
     pub post_norm_eps: f32,
-    /// Is the embedding normed before the first layer?
-    pub embd_norm: bool,
     pub rope: Rope,
     /// Factor on the logits, before the cap.
     pub logit_scale: f32,
@@ -195,7 +193,6 @@ fn muse_glimmer(keys: &Keys<'_>) -> Result<Config, Error> {
         layers: number_layers(&is_sliding, Some(window as u32), |sliding| sliding),
         norm_eps: keys.positive("attention.layer_norm_rms_epsilon", "the norms need it")?,
         post_norm_eps: POST_NORM_EPS,
-        embd_norm: true,
         rope,
         logit_scale: keys.positive("logit_scale", "logits are scaled before they are capped")?,
         logit_cap: Some(keys.positive("final_logit_softcapping", "logits are capped")?),
@@ -232,7 +229,6 @@ fn llama(keys: &Keys<'_>) -> Result<Config, Error> {
         layers: number_layers(&is_sliding, window, |_| true),
         norm_eps: keys.positive("attention.layer_norm_rms_epsilon", "the norms need it")?,
         post_norm_eps: POST_NORM_EPS,
-        embd_norm: false,
         rope: Rope::new(Pairing::Neighbours, n_rot, base, keys.rope_scaling()?),
         logit_scale: keys.positive_or_none("logit_scale")?.unwrap_or(1.0),
         logit_cap: None,
@@ -384,10 +380,10 @@ impl<'a> Keys<'a> {
     fn refuse_rope_scaling(&self) -> Result<(), Error> {
         match self.rope_scaling()? {
             RopeScaling::None => Ok(()),
-            found => Err(self.value(
-                "rope.scaling.type",
-                &format!("{found:?}"),
-                &"none: this model has no scaling",
+            RopeScaling::Linear { factor } | RopeScaling::Yarn { factor, .. } => Err(self.value(
+                "rope.scaling.factor",
+                &factor,
+                &"no scaling: this model has none",
             )),
         }
     }

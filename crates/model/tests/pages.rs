@@ -139,6 +139,9 @@ impl World {
                 self.sequences[to].clear(&mut self.pool);
                 self.sequences[to] = self.sequences[from].branch(&mut self.pool);
                 self.model.rows[to] = self.model.rows[from].clone();
+                let n_pages = self.model.rows[to].len().div_ceil(PAGE_ROWS);
+                let tables = PageClass::ALL.map(|c| self.sequences[to].table(c).len());
+                prop_assert_eq!(tables, [n_pages; 3], "a reserve is not shared");
             }
             Op::Branch { .. } => {}
             Op::Clear { seq } => {
@@ -424,6 +427,13 @@ fn slab_changes_class_when_it_is_empty() {
         })
         .collect();
     assert!(pool.allocate(PageClass::Sliding).is_err());
+    let error = pool
+        .allocate(PageClass::Full)
+        .expect_err("its free pages are gone");
+    assert_eq!(
+        error.to_string(),
+        "no free full page: 1 of 1 slabs are in use"
+    );
     assert_eq!(pool.n_slabs_needed(), 1);
     sliding.into_iter().for_each(|page| pool.release(page));
     pool.allocate(PageClass::Full).expect("and back");
