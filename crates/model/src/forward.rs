@@ -140,7 +140,8 @@ impl<B: Backend> Model<B> {
     /// Loads a model file onto `be`.
     ///
     /// # Errors
-    /// Those of [`Config::from_metadata`], [`Weights::load`] and the device.
+    /// Those of [`Config::from_metadata`]; a missing, misshapen or unused tensor;
+    /// those of the device.
     pub fn load(be: B, file: &Gguf, options: Options) -> Result<Model<B>, Error> {
         let config = Config::from_metadata(file.metadata())?;
         Model::load_as(be, file, config, options)

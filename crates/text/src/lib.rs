@@ -19,7 +19,9 @@ mod tool_call;
 mod turn;
 mod vocab;
 
-pub use chat::{Content, ContentPart, Conversation, FunctionCall, Message, Reasoning, Tool, ToolCall};
+pub use chat::{
+    Content, ContentPart, Conversation, FunctionCall, Message, Reasoning, Tool, ToolCall,
+};
 pub use date::DateTime;
 pub use detokenizer::Detokenizer;
 pub use error::Error;
