@@ -19,7 +19,7 @@ pub enum Error {
     /// The file is a drafter, which only works beside its target.
     #[error(
         "this file is a drafter (architecture dflash), not a model: it has no embedding and no \
-         head of its own; give the target model and attach the drafter to it"
+         head of its own and works beside its target only"
     )]
     IsDrafter,
     /// A required metadata key is missing.

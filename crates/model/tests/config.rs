@@ -370,7 +370,7 @@ fn architectures() {
         (
             Some(text("dflash")),
             "this file is a drafter (architecture dflash), not a model: it has no embedding and \
-             no head of its own; give the target model and attach the drafter to it",
+             no head of its own and works beside its target only",
         ),
     ];
     for (value, message) in cases {

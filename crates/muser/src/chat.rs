@@ -48,6 +48,10 @@ impl ChatArgs {
                  reasoning_strength"
             );
         }
+        let uses_date = ["current_date", "strftime_now"].map(|name| template.uses_variable(name));
+        if self.date.is_some() && uses_date == [false, false] {
+            bail!("--date has no effect: the chat template of {origin} does not use a date");
+        }
         Ok(template)
     }
 }

@@ -34,6 +34,9 @@ pub struct Args {
     /// GGUF file; of a split model any part [default: the bundled nano-glimmer]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
+    /// The same, as other commands name it
+    #[arg(long, short, value_name = "FILE", conflicts_with = "file")]
+    model: Option<PathBuf>,
     /// Show long texts and arrays in full
     #[arg(long)]
     full: bool,
@@ -47,7 +50,7 @@ pub struct Args {
 
 /// Prints the report.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let model = args.file.clone();
+    let model = args.file.clone().or_else(|| args.model.clone());
     let file = ModelArgs { model }.open()?;
     let mut out = io::BufWriter::new(anstream::stdout().lock());
     if args.json {

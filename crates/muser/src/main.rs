@@ -4,6 +4,7 @@
 mod chat;
 mod input;
 mod inspect;
+mod interrupt;
 mod model_file;
 mod parity;
 mod run;

@@ -87,15 +87,15 @@ pub struct Args {
     #[arg(long, short = 'n', value_name = "N", conflicts_with_all = ["golden", "ids"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
-    /// Largest absolute difference that passes [default: 2e-3 of logits, 1e-3 of
-    /// log-probabilities, any with --ops]
+    /// With --golden or --ops: largest absolute difference that passes [default: 2e-3 of logits,
+    /// 1e-3 of log-probabilities, any with --ops]
     #[arg(long, value_name = "X", value_parser = limit)]
     max_abs: Option<f64>,
-    /// Largest relative RMS difference that passes, of logits or of an operation's result with
-    /// --ops [default: 3e-5]
+    /// With --golden or --ops: largest relative RMS difference that passes, of logits or of an
+    /// operation's result [default: 3e-5]
     #[arg(long, value_name = "X", value_parser = limit)]
     max_rms: Option<f64>,
-    /// Largest mean KL divergence that passes [default: any]
+    /// With --against or --against-kv: largest mean KL divergence that passes [default: any]
     #[arg(long, value_name = "X", value_parser = limit, conflicts_with_all = ["golden", "dump"])]
     max_kl: Option<f64>,
     /// Print one JSON object

@@ -6,6 +6,7 @@
 
 use crate::chat::{ChatArgs, now, prompt_tokens};
 use crate::input::read_text;
+use crate::interrupt;
 use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
 use crate::sampling::{SamplingArgs, describe};
 use crate::terminal::{self, DIM};
@@ -21,6 +22,7 @@ use text::{Conversation, Message, Reader, Special, Tokenizer, TurnEvent, TurnFor
 
 /// Answer one prompt, streamed
 #[derive(clap::Args, Debug)]
+#[command(allow_negative_numbers = true)]
 #[command(after_help = "Examples:\n  \
     muser run \"Tell me a story about a lighthouse\"\n  \
     muser run --reasoning low --seed 7 \"Name four fruits.\"\n  \
@@ -29,8 +31,10 @@ use text::{Conversation, Message, Reader, Special, Tokenizer, TurnEvent, TurnFor
     muser run --raw --max-tokens 40 \"Once upon a time\"\n  \
     muser run --json --temperature 0 \"Hello\" | jq .content")]
 pub struct Args {
-    /// The prompt; `-` reads it from standard input
-    prompt: String,
+    /// The prompt; several words are joined by blanks; `-` reads it from standard input, without
+    /// the last line end
+    #[arg(required = true, value_name = "PROMPT")]
+    prompt: Vec<String>,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -62,10 +66,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let prompt = read_text(&args.prompt, "the prompt")?;
-    if prompt.is_empty() {
-        bail!("the prompt is empty; give a text, or - to read one from standard input");
-    }
+    let prompt = args.prompt()?;
     let file = args.model.open()?;
     let tokenizer = file.tokenizer()?;
     let (tokens, format) = args.tokens(&file, &tokenizer, &prompt)?;
@@ -81,9 +82,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let mut engine = Engine::new(model, args.load.ctx)?;
     if !args.json {
-        print_start(args, &file, &engine, &request.sampling, sampling.origin);
+        print_start(args, &file, &engine, &request.sampling, &sampling.origin);
     }
 
+    interrupt::watch()?;
     let mut sequence = Sequence::new();
     sequence.push(&tokens);
     let mut guide = TurnGuide::new(reader.clone());
@@ -98,10 +100,33 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         answer.print_figures(&done, request.sampling.seed);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(match interrupt::is_requested() {
+        true => interrupt::exit_code(),
+        false => ExitCode::SUCCESS,
+    })
 }
 
 impl Args {
+    fn prompt(&self) -> anyhow::Result<String> {
+        if self.prompt != ["-"] {
+            let prompt = self.prompt.join(" ");
+            if prompt.is_empty() {
+                bail!("the prompt is empty; give a text, or - to read one from standard input");
+            }
+            return Ok(prompt);
+        }
+        let mut prompt = read_text("-", "the prompt")?;
+        // `echo` and editors end a text with one; it is not part of what was said.
+        if prompt.ends_with('\n') {
+            prompt.pop();
+            prompt.truncate(prompt.strip_suffix('\r').unwrap_or(&prompt).len());
+        }
+        if prompt.is_empty() {
+            bail!("the prompt is empty: there was no text on standard input");
+        }
+        Ok(prompt)
+    }
+
     /// The prompt's tokens, and how the answer is to be read.
     fn tokens(
         &self,
@@ -247,9 +272,14 @@ impl Answer {
 
     fn print_figures(&self, done: &Generation, seed: u64) {
         let ended = match done.ending {
-            Ending::Context => "context full".to_string(),
-            _ => self.finish_reason().to_string(),
+            Ending::Context => "context full",
+            Ending::Cancelled => "interrupted",
+            Ending::Guide | Ending::MaxTokens => self.finish_reason(),
         };
+        if self.content.is_empty() && !self.reasoning.is_empty() {
+            // The reasoning's line is still open.
+            anstream::eprintln!();
+        }
         anstream::eprintln!(
             "{DIM}prompt {} tokens, {:.1} tokens/s | generated {}, {:.1} tokens/s | {ended} | \
              seed {seed}{DIM:#}",
@@ -259,7 +289,7 @@ impl Answer {
             done.decode_rate(),
         );
         if self.content.is_empty() && self.calls.is_empty() {
-            terminal::warn("the answer is empty: the token budget ended before it began");
+            terminal::warn("the answer is empty: generation ended before it began");
         }
     }
 
@@ -296,7 +326,7 @@ impl Answer {
 impl Receive for Answer {
     fn prefilled(&mut self, done: usize, total: usize) {
         // A bar only where there is more than one pass to wait for.
-        if done < total && self.bar.is_hidden() && !self.is_quiet {
+        if done < total && self.bar.is_hidden() {
             self.bar = terminal::progress(total as u64, "reading the prompt");
         }
         self.bar.set_position(done as u64);
@@ -308,10 +338,10 @@ impl Receive for Answer {
     fn token(&mut self, generated: &Generated) -> ControlFlow<()> {
         let events = self.reader.push(generated.token);
         self.take(events);
-        match self.failure {
-            // Nobody reads on (`muser run ... | head`).
-            Some(_) => ControlFlow::Break(()),
-            None => ControlFlow::Continue(()),
+        // Nobody reads on (`muser run ... | head`), or nobody waits.
+        match self.failure.is_some() || interrupt::is_requested() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
     }
 }

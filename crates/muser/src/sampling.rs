@@ -14,52 +14,52 @@ use text::{Special, Tokenizer};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Divides the logits before the draw; 0 always takes the likeliest token
+    /// Divides the logits before the draw; 0 always takes the likeliest token [default: the model's]
     #[arg(long, value_name = "T")]
     pub temperature: Option<f32>,
-    /// Keep the K likeliest tokens (0: all)
+    /// Keep the K likeliest tokens (0: all) [default: the model's]
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
-    /// Keep the likeliest tokens that add up to P (1: all)
+    /// Keep the likeliest tokens that add up to P (1: all) [default: the model's]
     #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
-    /// Keep tokens at least P times as likely as the likeliest (0: all)
+    /// Keep tokens at least P times as likely as the likeliest (0: all) [default: the model's]
     #[arg(long, value_name = "P")]
     pub min_p: Option<f32>,
-    /// Keep the most typical tokens that add up to P (1: all)
+    /// Keep the most typical tokens that add up to P (1: all) [default: 1]
     #[arg(long, value_name = "P")]
     pub typical_p: Option<f32>,
-    /// Keep logits within N standard deviations of the highest (0: all)
+    /// Keep logits within N standard deviations of the highest (0: all) [default: 0]
     #[arg(long, value_name = "N")]
     pub top_n_sigma: Option<f32>,
-    /// Chance that XTC drops all but the least likely top choice (0: never)
+    /// Chance that XTC drops all but the least likely top choice (0: never) [default: 0]
     #[arg(long, value_name = "P")]
     pub xtc_probability: Option<f32>,
-    /// Probability from which a token is a top choice for XTC
+    /// Probability from which a token is a top choice for XTC [default: 0.1]
     #[arg(long, value_name = "P")]
     pub xtc_threshold: Option<f32>,
-    /// Penalty on tokens used before (1: none)
+    /// Penalty on tokens used before (1: none) [default: the model's]
     #[arg(long, value_name = "F")]
     pub repeat_penalty: Option<f32>,
-    /// Tokens that penalties look back (-1: all)
+    /// Tokens that penalties look back (-1: all) [default: 64]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub repeat_last_n: Option<i32>,
-    /// Penalty per earlier use of a token (0: none)
+    /// Penalty per earlier use of a token (0: none) [default: 0]
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
-    /// Penalty on any earlier use of a token (0: none)
+    /// Penalty on any earlier use of a token (0: none) [default: 0]
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
-    /// Strength of the DRY penalty on repeated passages (0: none)
+    /// Strength of the DRY penalty on repeated passages (0: none) [default: 0]
     #[arg(long, value_name = "F")]
     pub dry_multiplier: Option<f32>,
-    /// Base of the DRY penalty, to the power of the repeated length
+    /// Base of the DRY penalty, to the power of the repeated length [default: 1.75]
     #[arg(long, value_name = "F")]
     pub dry_base: Option<f32>,
-    /// Longest repeated passage, in tokens, that DRY leaves alone
+    /// Longest repeated passage, in tokens, that DRY leaves alone [default: 2]
     #[arg(long, value_name = "N")]
     pub dry_allowed_length: Option<u32>,
-    /// Tokens that DRY looks back (-1: all)
+    /// Tokens that DRY looks back (-1: all) [default: -1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub dry_last_n: Option<i32>,
     /// Text across which DRY matches nothing; may be given several times [default: line feed,
@@ -74,10 +74,33 @@ pub struct SamplingArgs {
 /// Settings and a word on their origin, for the start line.
 pub struct Sampling {
     pub settings: SamplerSettings,
-    pub origin: &'static str,
+    pub origin: String,
 }
 
 impl SamplingArgs {
+    /// Does a flag change what the model brings?
+    fn are_given(&self) -> bool {
+        let floats = [
+            self.temperature,
+            self.top_p,
+            self.min_p,
+            self.typical_p,
+            self.top_n_sigma,
+            self.xtc_probability,
+            self.xtc_threshold,
+            self.repeat_penalty,
+            self.frequency_penalty,
+            self.presence_penalty,
+            self.dry_multiplier,
+            self.dry_base,
+        ];
+        floats.iter().any(Option::is_some)
+            || self.top_k.is_some()
+            || self.repeat_last_n.or(self.dry_last_n).is_some()
+            || self.dry_allowed_length.is_some()
+            || !self.dry_breaker.is_empty()
+    }
+
     /// The settings for a model; flags win over the model's own defaults.
     pub fn settings(
         &self,
@@ -108,12 +131,16 @@ impl SamplingArgs {
         s.repeat_last_n = self.repeat_last_n.unwrap_or(s.repeat_last_n);
         s.seed = match self.seed {
             Some(seed) => seed,
-            None => getrandom::u64()?,
+            // 53 bits: JSON readers that take numbers for f64 keep them exact.
+            None => getrandom::u64()? >> 11,
         };
         s.validate()?;
         Ok(Sampling {
             settings: s,
-            origin,
+            origin: match self.are_given() {
+                true => format!("{origin}, changed by flags"),
+                false => origin.to_string(),
+            },
         })
     }
 }
@@ -212,7 +239,7 @@ pub fn describe(s: &SamplerSettings) -> String {
     add("top-p", s.top_p, neutral.top_p);
     add("min-p", s.min_p, neutral.min_p);
     add("typical-p", s.typical_p, neutral.typical_p);
-    add("top-n-sigma", s.top_n_sigma, neutral.top_n_sigma);
+    add("top-n-sigma", s.top_n_sigma.max(0.0), 0.0);
     add(
         "xtc-probability",
         s.xtc_probability,

@@ -2,7 +2,7 @@
 //!
 //! What a reader would get wrong: nothing appears under the final name before
 //! the last byte is on the disk; until then a hidden `.gguf.partial` file in the
-//! same folder grows, which an error removes (a killed process leaves it).
+//! same folder grows, which an error or Ctrl-C removes (a killed process leaves it).
 
 mod mix;
 mod plan;
@@ -11,6 +11,7 @@ mod values;
 mod vocabulary;
 
 use crate::inspect::{Sizes, write_sizes, write_tensor_groups};
+use crate::interrupt;
 use crate::model_file::ModelArgs;
 use crate::terminal;
 use anyhow::bail;
@@ -87,6 +88,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.out.is_file() && !args.force {
         bail!("{} exists; --force replaces it", args.out.display());
     }
+    interrupt::watch()?;
     let start = Instant::now();
     let file_bytes = write(&args.out, &plan, &infos, args.seed)?;
     let seconds = start.elapsed().as_secs_f64();
@@ -126,6 +128,9 @@ fn write(out: &Path, plan: &Plan, infos: &[TensorInfo], seed: u64) -> anyhow::Re
                 .append(name, &chunk)
                 .map_err(|error| explained(error, out, file_bytes))?;
             bar.inc(chunk.len() as u64);
+            if interrupt::is_requested() {
+                bail!("interrupted; {} was not written", out.display());
+            }
         }
     }
     bar.set_message("waiting for the disk");

@@ -4,6 +4,7 @@ mod common;
 
 use common::{check_error, muser, muser_with, oracle, root};
 use serde_json::Value;
+use std::io::Read;
 
 /// A golden prompt of the bundled model: its text and its greedy answer up to
 /// the end of the turn.
@@ -37,7 +38,7 @@ fn the_answer_is_all_of_stdout() {
     assert_eq!(
         lines[0],
         "nano-glimmer (bundled) | muse-glimmer | reference (scalar f32) | kv f16 | context 2048 | \
-         greedy, min-p 0.05 (of the bundled model)"
+         greedy, min-p 0.05 (of the bundled model, changed by flags)"
     );
     let figures = lines[1];
     assert!(figures.starts_with("prompt 66 tokens, "), "{figures}");
@@ -158,18 +159,27 @@ fn stop_strings_cut_the_answer() {
 #[test]
 fn a_prompt_may_come_from_standard_input() {
     let (prompt, turn) = golden("list");
-    let args = [&GREEDY[..], &DATE, &["--reasoning", "low", "-"]].concat();
-    let outcome = muser_with(&args, prompt.as_bytes());
     let answer = turn.strip_prefix(" to=user<|message|>").expect("an answer");
-    assert_eq!(outcome.stdout, format!("{answer}\n"));
+    let stdout = format!("{answer}\n");
+    let args = [&GREEDY[..], &DATE, &["--reasoning", "low", "-"]].concat();
+    for line_end in ["", "\n", "\r\n"] {
+        let input = format!("{prompt}{line_end}");
+        let outcome = muser_with(&args, input.as_bytes());
+        assert_eq!(outcome.stdout, stdout, "{line_end:?}");
+    }
+    let words: Vec<&str> = prompt.split(' ').collect();
+    let words = [&GREEDY[..], &DATE, &["--reasoning", "low"], &words].concat();
+    assert_eq!(muser(&words).stdout, stdout, "words joined by blanks");
     check_error(
         &["run", "-"],
         b"caf\xe9",
         "cannot read the prompt: standard input: found the byte 0xe9 at offset 3, which is not \
          valid UTF-8 there, expected UTF-8",
     );
-    let empty = "the prompt is empty; give a text, or - to read one from standard input";
+    let empty = "the prompt is empty: there was no text on standard input";
     check_error(&["run", "-"], b"", empty);
+    check_error(&["run", "-"], b"\n", empty);
+    let empty = "the prompt is empty; give a text, or - to read one from standard input";
     check_error(&["run", ""], b"", empty);
 }
 
@@ -216,6 +226,22 @@ fn what_cannot_work_is_refused_before_anything_runs() {
         b"",
         "a context of 4096 tokens is outside what this model can hold: 2 to 2048",
     );
+    let folder = tempfile::tempdir().expect("a folder");
+    let template = folder.path().join("plain.jinja");
+    std::fs::write(&template, "{{ messages[0].content }}").expect("a template");
+    let template = template.display().to_string();
+    for (flag, value, variable) in [
+        ("--reasoning", "low", "reasoning_strength"),
+        ("--date", "2026-01-31", "a date"),
+    ] {
+        check_error(
+            &["run", "--chat-template", &template, flag, value, "Hi"],
+            b"",
+            &format!(
+                "{flag} has no effect: the chat template of {template} does not use {variable}"
+            ),
+        );
+    }
     let outcome = muser(&["run", "--reasoning", "maximal", "Hi"]);
     assert_eq!(outcome.code, 2);
     for level in ["maximal", "low", "medium", "high", "xhigh"] {
@@ -258,4 +284,39 @@ fn a_model_that_is_none_is_named() {
         outcome.stderr
     );
     assert!(outcome.stderr.contains("--raw"), "{}", outcome.stderr);
+}
+
+/// Ctrl-C ends an answer in order: figures printed, exit code 130.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_answer_keeps_its_figures() {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_muser"))
+        .args([
+            "run",
+            "--raw",
+            "--seed",
+            "3",
+            "--temperature",
+            "2",
+            "Once upon a time",
+        ])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    // The first byte of the answer: the handler is in place by then.
+    let mut first = [0u8];
+    let mut stdout = child.stdout.take().expect("a pipe");
+    stdout.read_exact(&mut first).expect("an answer");
+    let pid = child.id().to_string();
+    let killed = std::process::Command::new("kill")
+        .args(["-INT", &pid])
+        .status();
+    assert!(killed.expect("kill runs").success());
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).expect("the rest");
+    let outcome = child.wait_with_output().expect("the binary ends");
+    let stderr = String::from_utf8_lossy(&outcome.stderr);
+    assert_eq!(outcome.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains(" | interrupted | seed 3"), "{stderr}");
 }

@@ -98,8 +98,10 @@ fn pattern(name: &str) -> (String, Option<u64>) {
 
 /// `0-5, 8, 11`.
 fn ranges_text(numbers: &[u64]) -> String {
+    let mut numbers = numbers.to_vec();
+    numbers.sort_unstable();
     let mut ranges: Vec<(u64, u64)> = Vec::new();
-    for &n in numbers {
+    for n in numbers {
         match ranges.last_mut() {
             Some((_, end)) if n == *end + 1 => *end = n,
             _ => ranges.push((n, n)),

@@ -176,6 +176,12 @@ struct Npz {
 impl Npz {
     fn open(path: &Path) -> anyhow::Result<Npz> {
         let name = format!("golden file {}", path.display());
+        // A FIFO would wait for a writer for good.
+        let metadata = std::fs::metadata(path).with_context(|| name.clone())?;
+        ensure!(
+            metadata.is_file(),
+            "{name}: found no regular file, expected an npz archive"
+        );
         let archive = NpzArchive::open(path)
             .with_context(|| format!("{name}: cannot be read as an npz archive"))?;
         Ok(Npz { name, archive })
