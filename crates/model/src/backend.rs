@@ -11,7 +11,7 @@ use crate::DeviceError;
 use crate::batch::{Outputs, Shape, Step, Want, select};
 use crate::kv::{KvLayout, PageClass, PageId};
 use crate::rope::Rope;
-use gguf::TensorView;
+use gguf::{TensorType, TensorView};
 
 /// Which rows of a pass a buffer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,11 @@ pub trait Backend: Sized + Send {
 
     /// What the device can do.
     fn caps(&self) -> Caps;
+
+    /// How the device computes products with weights of this encoding, in words.
+    fn kernel(&self, ty: TensorType) -> String {
+        ty.name().to_string()
+    }
 
     /// Loads a tensor; may lay it out anew, once.
     ///

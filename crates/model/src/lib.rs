@@ -19,6 +19,7 @@ pub mod kv;
 pub mod paired;
 mod reference;
 mod rope;
+mod timed;
 mod weights;
 
 pub use backend::{Backend, Caps, Probes};
@@ -32,6 +33,7 @@ pub use kv::{KvType, PAGE_ROWS, PageClass, PageId, PagePool, SequencePages};
 pub use paired::Paired;
 pub use reference::Reference;
 pub use rope::{Pairing, Rope, RopeScaling};
+pub use timed::{Call, Timed};
 
 /// BLAKE3 over the vocabulary: each token's length and text, in order. Two
 /// files with one digest mean the same text by the same ids.

@@ -1,6 +1,7 @@
 //! THE BINARY `muser`: commands, flags, terminal. Everything else is in the
 //! libraries.
 
+mod bench;
 mod chat;
 mod input;
 mod inspect;
@@ -13,6 +14,7 @@ mod synth;
 mod template;
 mod terminal;
 mod tokenize;
+mod walk;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -46,6 +48,8 @@ enum Command {
     Template(template::Args),
     Parity(parity::Args),
     Synth(synth::Args),
+    Bench(bench::Args),
+    Walk(walk::Args),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +60,8 @@ fn main() -> ExitCode {
         Command::Template(args) => template::run(&args),
         Command::Parity(args) => parity::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Walk(args) => walk::run(&args),
     };
     match result {
         Ok(code) => code,

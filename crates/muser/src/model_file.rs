@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use cpu::{Cpu, CpuOptions, Isa};
 use gguf::{Bytes, Gguf};
 use model::{Backend, Config, Forward, KvType, Model, Options, Reference};
 use std::path::PathBuf;
@@ -63,9 +64,11 @@ impl ModelFile {
 /// Which device computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Device {
-    /// The scalar reference backend on one CPU core: the oracle of the others
+    /// The scalar reference backend on one core: the oracle of the others
     #[default]
     Reference,
+    /// The processor with all its cores; activations are rounded to 8 bits
+    Cpu,
 }
 
 /// How keys and values are stored.
@@ -87,12 +90,35 @@ impl From<Kv> for KvType {
     }
 }
 
+/// Settings of the CPU device.
+#[derive(Args, Clone, Debug, Default)]
+pub struct CpuArgs {
+    /// Threads of the CPU device [default: what the quota and affinity of this process allow]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Instruction set of the CPU device: scalar, avx2 or avx512 [default: the widest there is]
+    #[arg(long, value_name = "ISA")]
+    pub isa: Option<Isa>,
+}
+
+impl CpuArgs {
+    /// The processor as a device.
+    pub fn device(&self) -> anyhow::Result<Cpu> {
+        Ok(Cpu::new(CpuOptions {
+            threads: self.threads,
+            isa: self.isa,
+        })?)
+    }
+}
+
 /// How a model is loaded.
 #[derive(Args, Clone, Debug)]
 pub struct LoadArgs {
     /// Device that computes
     #[arg(long, value_enum, default_value_t)]
     pub device: Device,
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// Element type of stored keys and values
     #[arg(long, value_enum, default_value_t)]
     pub kv: Kv,
@@ -105,23 +131,64 @@ impl LoadArgs {
     /// Loads the model with room for one sequence of the whole context.
     pub fn load(&self, file: &ModelFile) -> anyhow::Result<Box<dyn Forward>> {
         match self.device {
+            Device::Cpu => Ok(Box::new(self.load_on(self.cpu.device()?, file)?)),
             Device::Reference => Ok(Box::new(self.load_on(Reference::new(), file)?)),
         }
     }
 
-    /// The same on a device of the caller's, whatever `--device` says.
+    /// Loads the model with room for `n_sequences` of `n_tokens` each.
+    pub fn load_sized(
+        &self,
+        file: &ModelFile,
+        n_tokens: usize,
+        n_sequences: usize,
+    ) -> anyhow::Result<Box<dyn Forward>> {
+        let room = (n_tokens, n_sequences);
+        match self.device {
+            Device::Cpu => Ok(Box::new(self.load_sized_on(
+                self.cpu.device()?,
+                file,
+                room,
+            )?)),
+            Device::Reference => Ok(Box::new(self.load_sized_on(
+                Reference::new(),
+                file,
+                room,
+            )?)),
+        }
+    }
+
+    /// As [`LoadArgs::load`] on a device of the caller's, whatever `--device` says.
     pub fn load_on<B: Backend>(&self, be: B, file: &ModelFile) -> anyhow::Result<Model<B>> {
+        let n_tokens = self.ctx.unwrap_or(usize::MAX);
+        self.load_sized_on(be, file, (n_tokens, 1))
+    }
+
+    /// As [`LoadArgs::load_sized`] on a device of the caller's.
+    pub fn load_sized_on<B: Backend>(
+        &self,
+        be: B,
+        file: &ModelFile,
+        (n_tokens, n_sequences): (usize, usize),
+    ) -> anyhow::Result<Model<B>> {
         let load = || {
             let config = Config::from_metadata(file.gguf.metadata())?;
-            let n_ctx = self.ctx.unwrap_or(config.n_ctx).min(config.n_ctx);
             let layout = config.kv_layout(self.kv.into());
-            let max_rows = be.caps().max_rows;
+            let n_slabs = layout.slabs_for(n_tokens.min(config.n_ctx), be.caps().max_rows);
             let options = Options {
                 kv: self.kv.into(),
-                kv_bytes: (layout.slabs_for(n_ctx, max_rows) * layout.slab_bytes()) as u64,
+                kv_bytes: (n_sequences * n_slabs * layout.slab_bytes()) as u64,
             };
             Model::load_as(be, &file.gguf, config, options)
         };
         load().with_context(|| format!("cannot load {}", file.name))
+    }
+
+    /// Threads that compute.
+    pub fn n_threads(&self) -> anyhow::Result<usize> {
+        Ok(match self.device {
+            Device::Cpu => self.cpu.device()?.threads(),
+            Device::Reference => 1,
+        })
     }
 }

@@ -12,7 +12,7 @@ mod measure;
 mod ops;
 
 use crate::input::{parse_ids, read_text, read_text_file};
-use crate::model_file::{Device, Kv, LoadArgs, ModelArgs, ModelFile};
+use crate::model_file::{CpuArgs, Device, Kv, LoadArgs, ModelArgs, ModelFile};
 use anyhow::{Context, bail, ensure};
 use clap::ArgGroup;
 use engine::{Engine, Sequence};
@@ -67,6 +67,8 @@ pub struct Args {
     /// Device under test
     #[arg(long, value_enum, default_value_t)]
     device: Device,
+    #[command(flatten)]
+    cpu: CpuArgs,
     /// Element type of stored keys and values under test [default: f32, but f16 with --against or
     /// --against-kv and without --ops]
     #[arg(long, value_enum)]
@@ -133,6 +135,7 @@ impl Args {
     fn load_args(&self, device: Device, kv: Kv) -> LoadArgs {
         LoadArgs {
             device,
+            cpu: self.cpu.clone(),
             kv,
             ctx: self.ctx,
         }

@@ -8,7 +8,8 @@ use super::{Args, passes};
 use crate::model_file::{Device, Kv};
 use crate::terminal::print_line;
 use anyhow::{Context, ensure};
-use model::Reference;
+use cpu::Cpu;
+use model::{Backend, Model, Probes, Reference};
 use npyz::WriterBuilder;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -30,19 +31,14 @@ pub fn run(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     let load = args.load_args(args.device, args.kv.unwrap_or(Kv::F32));
     let nodes = match args.device {
         Device::Reference => {
-            let mut model = load.load_on(Reference::new(), &file)?;
-            model.backend_mut().record_probes();
-            let mut nodes = Nodes::new();
-            passes(&mut model, &tokens, |model| {
-                for (name, layer, values) in model.backend_mut().take_probes().values {
-                    let name = match WHOLE_MODEL.contains(&name) {
-                        true => name.to_string(),
-                        false => format!("{name}-{layer}"),
-                    };
-                    nodes.entry(name).or_default().extend(values);
-                }
-            })?;
-            nodes
+            let mut be = Reference::new();
+            be.record_probes();
+            nodes(load.load_on(be, &file)?, &tokens, Reference::take_probes)?
+        }
+        Device::Cpu => {
+            let mut be = args.cpu.device()?;
+            be.record_probes();
+            nodes(load.load_on(be, &file)?, &tokens, Cpu::take_probes)?
         }
     };
     write(dir, &tokens, &nodes).with_context(|| format!("cannot write to {}", dir.display()))?;
@@ -66,6 +62,25 @@ pub fn run(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
         ))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Every value of `tokens` through `model`, whose backend keeps them.
+fn nodes<B: Backend>(
+    mut model: Model<B>,
+    tokens: &[u32],
+    take: fn(&mut B) -> Probes,
+) -> anyhow::Result<Nodes> {
+    let mut nodes = Nodes::new();
+    passes(&mut model, tokens, |model| {
+        for (name, layer, values) in take(model.backend_mut()).values {
+            let name = match WHOLE_MODEL.contains(&name) {
+                true => name.to_string(),
+                false => format!("{name}-{layer}"),
+            };
+            nodes.entry(name).or_default().extend(values);
+        }
+    })?;
+    Ok(nodes)
 }
 
 fn write(dir: &Path, tokens: &[u32], nodes: &Nodes) -> anyhow::Result<()> {

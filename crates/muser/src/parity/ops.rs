@@ -16,8 +16,12 @@ use std::process::ExitCode;
 
 /// Compares `--device` with `right`.
 pub fn run(args: &Args, right: Device) -> anyhow::Result<ExitCode> {
+    let cpu = || args.cpu.device();
     match (right, args.device) {
         (Device::Reference, Device::Reference) => compare(args, Reference::new(), Reference::new()),
+        (Device::Reference, Device::Cpu) => compare(args, Reference::new(), cpu()?),
+        (Device::Cpu, Device::Reference) => compare(args, cpu()?, Reference::new()),
+        (Device::Cpu, Device::Cpu) => compare(args, cpu()?, cpu()?),
     }
 }
 

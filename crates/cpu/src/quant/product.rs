@@ -1,0 +1,521 @@
+//! The loops over tiles, blocks and activation rows, the same for all
+//! encodings.
+//!
+//! What a reader would get wrong: a segment's sum starts at zero and the total
+//! at minus zero, so that `0 + s` gives the bits of `s` also for a negative zero.
+
+use super::simd::{Rows, Scalar, Simd};
+use super::{Block, Codes, Pairs, SuperBlock, Unpacked};
+use crate::activation::Activations;
+use crate::matmul::OutColumns;
+use std::ops::Range;
+
+/// Segments that a row's blocks are summed in.
+const SEGMENTS: usize = 4;
+
+/// Blocks of 32 that a tile holds.
+const TILE_BLOCKS: usize = 8;
+
+/// Tiles that meet a block of activations in turn when there are many rows of
+/// them, so that it comes from the second cache, not the third. Q4_K with 512
+/// rows: 16 tiles 192 GMAC/s, 4 tiles 165, on a core with 2 MiB of second cache.
+/// With few rows, tiles go one by one: the processor then sees 16 streams of
+/// weights, not 256.
+const TILES_AT_ONCE: usize = 16;
+
+/// From this many activation rows on.
+const MANY_ROWS: usize = 16;
+
+/// Output rows of a part of a product.
+pub(crate) struct Job<'a> {
+    /// Whole rows, [`Job::row_bytes`] each: at least [`crate::TILE_ROWS`] of them.
+    pub(crate) weights: &'a [u8],
+    /// Bytes of a row.
+    pub(crate) row_bytes: usize,
+    /// Output rows to compute.
+    pub(crate) rows: Range<usize>,
+    /// All activation rows.
+    pub(crate) x: &'a Activations,
+    /// Where to.
+    pub(crate) out: OutColumns<'a>,
+}
+
+/// Sums that wait for their next block: a line of 16 lanes each.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Line(pub(crate) [f32; 16]);
+
+/// Buffers of one thread, kept from one product to the next.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// Sums of the current segment, `[tile][activation row]`.
+    segment: Vec<Line>,
+    /// Sums of the segments before, likewise.
+    total: Vec<Line>,
+    /// A decoded row.
+    pub(crate) row: Vec<f32>,
+}
+
+impl Scratch {
+    fn start(&mut self, n: usize) {
+        if self.segment.len() < n {
+            self.segment.resize(n, Line([0.0; 16]));
+            self.total.resize(n, Line([0.0; 16]));
+        }
+        self.segment[..n].fill(Line([0.0; 16]));
+        self.total[..n].fill(Line([-0.0; 16]));
+    }
+
+    /// Adds the segment's sums to the totals.
+    fn end_segment(&mut self, n: usize) {
+        for (total, sum) in self.total[..n].iter_mut().zip(&mut self.segment) {
+            for l in 0..16 {
+                total.0[l] += sum.0[l];
+            }
+            *sum = Line([0.0; 16]);
+        }
+    }
+}
+
+/// First block of segment `j` of `n_blocks`.
+fn segment_start(j: usize, n_blocks: usize) -> usize {
+    j * n_blocks / SEGMENTS
+}
+
+impl Job<'_> {
+    /// Walks the job's tiles, block by block or some blocks of a segment at once,
+    /// and writes their sums.
+    #[inline(always)]
+    fn walk<S: Simd, A: Accumulate<S>>(&self, s: S, accumulate: &mut A, scratch: &mut Scratch) {
+        let n_rows = self.weights.len() / self.row_bytes;
+        assert!(
+            n_rows >= S::LANES && self.rows.end <= n_rows,
+            "rows of a job"
+        );
+        let n_blocks = self.row_bytes / A::BLOCK_BYTES;
+        let n_x = self.x.n_rows();
+        let at_once = if n_x < MANY_ROWS { 1 } else { TILES_AT_ONCE };
+        let mut first = self.rows.start;
+        while first < self.rows.end {
+            let n_tiles = (self.rows.end - first).div_ceil(S::LANES).min(at_once);
+            let n_sums = n_tiles * n_x;
+            scratch.start(n_sums);
+            for j in 0..SEGMENTS {
+                let end = segment_start(j + 1, n_blocks);
+                let mut b = segment_start(j, n_blocks);
+                while b < end {
+                    let next = (b + A::BLOCKS).min(end);
+                    for t in 0..n_tiles {
+                        let start = self.tile_start::<S>(first + t * S::LANES, n_rows);
+                        let sums = &mut scratch.segment[t * n_x..][..n_x];
+                        let at = start * self.row_bytes + b * A::BLOCK_BYTES;
+                        let start = self.weights[at..].as_ptr();
+                        // SAFETY: the tile's rows are whole rows of `weights`
+                        // (`tile_start`), and a row has `n_blocks` blocks.
+                        let rows = unsafe { Rows::new::<S>(start, self.row_bytes, A::BLOCK_BYTES) };
+                        accumulate.add(s, rows, b..next, self.x, sums);
+                    }
+                    b = next;
+                }
+                scratch.end_segment(n_sums);
+            }
+            for t in 0..n_tiles {
+                let row = first + t * S::LANES;
+                self.write::<S>(row, n_rows, &scratch.total[t * n_x..][..n_x]);
+            }
+            first += n_tiles * S::LANES;
+        }
+    }
+
+    /// First row of the tile that computes row `row` and those after it: the
+    /// last tile of a matrix is moved up to end with it.
+    #[inline(always)]
+    fn tile_start<S: Simd>(&self, row: usize, n_rows: usize) -> usize {
+        row.min(n_rows - S::LANES)
+    }
+
+    /// Writes the rows from `row` on.
+    #[inline(always)]
+    fn write<S: Simd>(&self, row: usize, n_rows: usize, sums: &[Line]) {
+        let skipped = row - self.tile_start::<S>(row, n_rows);
+        let n = (self.rows.end - row).min(S::LANES - skipped);
+        for (r, sum) in sums.iter().enumerate() {
+            // SAFETY: whoever made the job keeps the columns `rows` to it.
+            unsafe { self.out.write(r, row, &sum.0[skipped..][..n]) }
+        }
+    }
+}
+
+/// What is done with blocks of a tile.
+trait Accumulate<S: Simd> {
+    /// Bytes of a block.
+    const BLOCK_BYTES: usize;
+    /// Blocks taken at once.
+    const BLOCKS: usize;
+
+    /// Adds the products of `blocks`, the first of which is at `rows`, to a sum
+    /// for each row of `x`.
+    fn add(&mut self, s: S, rows: Rows, blocks: Range<usize>, x: &Activations, sums: &mut [Line]);
+}
+
+/// Calls `$step` with 8, 4, 2 or 1 columns at a time until all are done.
+macro_rules! by_columns {
+    ($s:ty, $n:expr, |$at:ident| $step:ident($($arg:expr),*)) => {{
+        let n: usize = $n;
+        let mut $at = 0;
+        while <$s>::COLUMNS >= 8 && n - $at >= 8 {
+            $step::<$s, F, 8>($($arg),*);
+            $at += 8;
+        }
+        while <$s>::COLUMNS >= 4 && n - $at >= 4 {
+            $step::<$s, F, 4>($($arg),*);
+            $at += 4;
+        }
+        while <$s>::COLUMNS >= 2 && n - $at >= 2 {
+            $step::<$s, F, 2>($($arg),*);
+            $at += 2;
+        }
+        while n - $at >= 1 {
+            $step::<$s, F, 1>($($arg),*);
+            $at += 1;
+        }
+    }};
+}
+
+/// A super-block's tile, reused.
+#[repr(align(64))]
+struct Super<S: Simd, F: SuperBlock> {
+    /// Its parts.
+    codes: [Codes<S>; 4],
+    /// Scales of the halves of each run in `codes`, as [`Simd::scale`] makes them.
+    scales: [[[S::I; 2]; 2]; 4],
+    /// Two i16 for two consecutive groups, for [`Simd::add_pairs`].
+    pairs: [S::I; 8],
+    d: S::F,
+    /// Unless [`Pairs::Minima`], unused.
+    dmin: S::F,
+    format: std::marker::PhantomData<F>,
+}
+
+impl<S: Simd, F: SuperBlock> Accumulate<S> for Super<S, F> {
+    const BLOCK_BYTES: usize = F::BYTES;
+    const BLOCKS: usize = 1;
+
+    #[inline(always)]
+    fn add(&mut self, s: S, rows: Rows, blocks: Range<usize>, x: &Activations, sums: &mut [Line]) {
+        let n = sums.len();
+        let x = x.super_block(blocks.start);
+        if n == 1 {
+            return add_single::<S, F>(s, &rows, &x, &mut sums[0]);
+        }
+        let head = F::head(s, &rows);
+        let mut kept = [s.splat(0); 8];
+        self.codes[0] = F::part(s, &rows, &head, 0, &mut kept);
+        self.codes[1] = F::part(s, &rows, &head, 1, &mut kept);
+        self.codes[2] = F::part(s, &rows, &head, 2, &mut kept);
+        self.codes[3] = F::part(s, &rows, &head, 3, &mut kept);
+        for part in 0..4 {
+            for r in 0..2 {
+                self.scales[part][r] = scales::<S, F>(s, &head, F::runs(part)[r]);
+            }
+        }
+        for p in 0..128 / F::GROUP {
+            self.pairs[p] = F::pair(s, &head, p);
+        }
+        (self.d, self.dmin) = F::factors(s, &head);
+        by_columns!(S, n, |at| add_super(s, self, &x, at, sums));
+    }
+}
+
+/// Adds the product of a block with the only row of activations to its sum.
+/// Nothing of the tile is stored: a store whose address differs from a load of
+/// weights by a multiple of 4 KiB delays it.
+#[inline(always)]
+fn add_single<S: Simd, F: SuperBlock>(s: S, rows: &Rows, x: &SuperColumns<'_>, sum: &mut Line) {
+    let head = F::head(s, rows);
+    let mut kept = [s.splat(0); 8];
+    let mut dot = [s.splat(0)];
+    let codes = F::part(s, rows, &head, 0, &mut kept);
+    single_part::<S, F>(s, &mut dot, &head, &codes, 0, &x.codes[0]);
+    let codes = F::part(s, rows, &head, 1, &mut kept);
+    single_part::<S, F>(s, &mut dot, &head, &codes, 1, &x.codes[0]);
+    let codes = F::part(s, rows, &head, 2, &mut kept);
+    single_part::<S, F>(s, &mut dot, &head, &codes, 2, &x.codes[0]);
+    let codes = F::part(s, rows, &head, 3, &mut kept);
+    single_part::<S, F>(s, &mut dot, &head, &codes, 3, &x.codes[0]);
+    let mut min = [s.splat(0)];
+    if F::pairs(s) != Pairs::None {
+        let to = if F::pairs(s) == Pairs::Minima {
+            &mut min
+        } else {
+            &mut dot
+        };
+        for p in 0..128 / F::GROUP {
+            let x = if F::GROUP == 16 {
+                x.sums16[0][p]
+            } else {
+                x.sums32[0][p]
+            };
+            to[0] = s.add_pairs(to[0], F::pair(s, &head, p), x);
+        }
+    }
+    let (d, dmin) = F::factors(s, &head);
+    add_to_chain::<S, F>(s, (d, dmin), (dot[0], min[0]), x.dy[0], sum);
+}
+
+/// Scales of the halves of run `run`.
+#[inline(always)]
+fn scales<S: Simd, F: SuperBlock>(s: S, head: &F::Head<S>, run: usize) -> [S::I; 2] {
+    if F::GROUP == 32 {
+        [s.scale(F::scale(s, head, run), F::MAX_CODE); 2]
+    } else {
+        [
+            s.scale(F::scale(s, head, 2 * run), F::MAX_CODE),
+            s.scale(F::scale(s, head, 2 * run + 1), F::MAX_CODE),
+        ]
+    }
+}
+
+/// Adds the integer products of a part with one row of activations.
+#[inline(always)]
+fn single_part<S: Simd, F: SuperBlock>(
+    s: S,
+    dot: &mut [S::I; 1],
+    head: &F::Head<S>,
+    codes: &Codes<S>,
+    part: usize,
+    x: &[[i32; 8]; 8],
+) {
+    for (codes, run) in codes.iter().zip(F::runs(part)) {
+        let scales = scales::<S, F>(s, head, run);
+        s.add_scaled(dot, codes, &[&x[run]], scales, (F::GROUP, F::MAX_CODE));
+    }
+}
+
+/// `sum = fma(dy, t, sum)` of a super-block with `d, dmin` and `I_b, M_b`.
+#[inline(always)]
+fn add_to_chain<S: Simd, F: SuperBlock>(
+    s: S,
+    (d, dmin): (S::F, S::F),
+    (dot, min): (S::I, S::I),
+    dy: f32,
+    sum: &mut Line,
+) {
+    let dot = s.float(dot);
+    let t = if F::pairs(s) == Pairs::Minima {
+        s.fms(d, dot, s.mul_f32(dmin, s.float(min)))
+    } else {
+        s.mul_f32(d, dot)
+    };
+    let next = s.fma(s.splat_f32(dy), t, s.load(&sum.0));
+    s.store(next, &mut sum.0);
+}
+
+/// A block of activations of all rows, a scale per 256.
+pub(crate) struct SuperColumns<'a> {
+    /// Codes, four a word, in runs of 32.
+    pub(crate) codes: &'a [[[i32; 8]; 8]],
+    /// Scales.
+    pub(crate) dy: &'a [f32],
+    /// Pairs of sums of 16.
+    pub(crate) sums16: &'a [[i32; 8]],
+    /// Pairs of sums of 32.
+    pub(crate) sums32: &'a [[i32; 4]],
+}
+
+/// Adds the product of a tile with the `C` columns from `at` on to their sums.
+#[inline(always)]
+fn add_super<S: Simd, F: SuperBlock, const C: usize>(
+    s: S,
+    tile: &Super<S, F>,
+    x: &SuperColumns<'_>,
+    at: usize,
+    sums: &mut [Line],
+) {
+    let mut dots = [s.splat(0); C];
+    let x_codes: &[[[i32; 8]; 8]; C] = columns(x.codes, at);
+    for part in 0..4 {
+        for (r, run) in F::runs(part).into_iter().enumerate() {
+            let (codes, scales) = (&tile.codes[part][r], tile.scales[part][r]);
+            let mut x = [&x_codes[0][run]; C];
+            each_column!(c < C, {
+                x[c] = &x_codes[c][run];
+            });
+            s.add_scaled(&mut dots, codes, &x, scales, (F::GROUP, F::MAX_CODE));
+        }
+    }
+    let mut minima = [s.splat(0); C];
+    let pairs = F::pairs(s);
+    if pairs != Pairs::None {
+        let to = if pairs == Pairs::Minima {
+            &mut minima
+        } else {
+            &mut dots
+        };
+        if F::GROUP == 16 {
+            add_pairs::<S, C, 8>(s, &tile.pairs, columns(x.sums16, at), to);
+        } else {
+            add_pairs::<S, C, 4>(s, &tile.pairs, columns(x.sums32, at), to);
+        }
+    }
+    let dy: &[f32; C] = columns(x.dy, at);
+    let sums: &mut [Line; C] = sums[at..].first_chunk_mut().expect("a sum per column");
+    each_column!(c < C, {
+        let factors = (tile.d, tile.dmin);
+        add_to_chain::<S, F>(s, factors, (dots[c], minima[c]), dy[c], &mut sums[c]);
+    });
+}
+
+/// Adds the products of the tile's pairs with the columns' sums.
+#[inline(always)]
+fn add_pairs<S: Simd, const C: usize, const N: usize>(
+    s: S,
+    pairs: &[S::I; 8],
+    x: &[[i32; N]; C],
+    to: &mut [S::I; C],
+) {
+    for p in 0..N {
+        each_column!(c < C, {
+            to[c] = s.add_pairs(to[c], pairs[p], x[c][p]);
+        });
+    }
+}
+
+/// `C` columns from `at` on.
+#[inline(always)]
+fn columns<T, const C: usize>(all: &[T], at: usize) -> &[T; C] {
+    all[at..].first_chunk().expect("as many columns")
+}
+
+/// A tile of blocks of 32, reused.
+struct Blocks<S: Simd, F: Block> {
+    tile: [Unpacked<S>; TILE_BLOCKS],
+    format: std::marker::PhantomData<F>,
+}
+
+impl<S: Simd, F: Block> Accumulate<S> for Blocks<S, F> {
+    const BLOCK_BYTES: usize = F::BYTES;
+    const BLOCKS: usize = TILE_BLOCKS;
+
+    #[inline(always)]
+    fn add(&mut self, s: S, rows: Rows, blocks: Range<usize>, x: &Activations, sums: &mut [Line]) {
+        let n_blocks = blocks.len();
+        if sums.len() == 1 {
+            // In turn, as above.
+            for (j, b) in blocks.enumerate() {
+                // SAFETY: `rows` are the first of `n_blocks` blocks of whole rows.
+                let rows = unsafe { rows.skip(j) };
+                let tile = [F::unpack(s, &rows)];
+                let x = x.blocks(b..b + 1);
+                add_blocks::<S, F, 1>(s, &tile, &x, 0, sums);
+            }
+            return;
+        }
+        for j in 0..n_blocks {
+            // SAFETY: `rows` are the first of `n_blocks` blocks of whole rows.
+            let rows = unsafe { rows.skip(j) };
+            self.tile[j] = F::unpack(s, &rows);
+        }
+        let tile = &self.tile[..n_blocks];
+        let n = sums.len();
+        let x = x.blocks(blocks);
+        by_columns!(S, n, |at| add_blocks(s, tile, &x, at, sums));
+    }
+}
+
+/// Blocks of activations of all rows, a scale per 32: `[block][n_rows]`.
+pub(crate) struct BlockColumns<'a> {
+    /// Codes, four a word.
+    pub(crate) codes: &'a [[i32; 8]],
+    /// Scales.
+    pub(crate) dy: &'a [f32],
+    /// Sums of the codes.
+    pub(crate) sums: &'a [f32],
+    /// Columns of a block.
+    pub(crate) n_rows: usize,
+}
+
+/// Adds the products of a tile's blocks with the `C` columns from `at` on.
+#[inline(always)]
+fn add_blocks<S: Simd, F: Block, const C: usize>(
+    s: S,
+    tile: &[Unpacked<S>],
+    x: &BlockColumns<'_>,
+    at: usize,
+    sums: &mut [Line],
+) {
+    let sums: &mut [Line; C] = sums[at..].first_chunk_mut().expect("a sum per column");
+    let mut chains = [s.splat_f32(0.0); C];
+    each_column!(c < C, {
+        chains[c] = s.load(&sums[c].0);
+    });
+    for (j, block) in tile.iter().enumerate() {
+        let at = j * x.n_rows + at;
+        let codes: &[[i32; 8]; C] = columns(x.codes, at);
+        let dy: &[f32; C] = columns(x.dy, at);
+        let code_sums: &[f32; C] = columns(x.sums, at);
+        let mut x = [&codes[0]; C];
+        each_column!(c < C, {
+            x[c] = &codes[c];
+        });
+        let dots = s.dots(&block.codes, &x, F::MAX_CODE);
+        each_column!(c < C, {
+            let mut dot = s.float(dots[c]);
+            let code_sum = s.splat_f32(code_sums[c]);
+            if F::offset(s) != 0 {
+                // Exact: integers below 2^24.
+                dot = s.fma(s.splat_f32(-F::offset(s) as f32), code_sum, dot);
+            }
+            let t = if F::HAS_MIN {
+                s.fma(block.d, dot, s.mul_f32(block.min, code_sum))
+            } else {
+                s.mul_f32(block.d, dot)
+            };
+            chains[c] = s.fma(s.splat_f32(dy[c]), t, chains[c]);
+        });
+    }
+    each_column!(c < C, {
+        s.store(chains[c], &mut sums[c].0);
+    });
+}
+
+/// The job, for an encoding in super-blocks.
+#[inline(always)]
+pub(super) fn products256<S: Simd, F: SuperBlock>(s: S, job: &Job<'_>, scratch: &mut Scratch) {
+    let (zero, zero_f32) = (s.splat(0), s.splat_f32(0.0));
+    let mut accumulate = Super {
+        codes: [[[zero; 8]; 2]; 4],
+        scales: [[[zero; 2]; 2]; 4],
+        pairs: [zero; 8],
+        d: zero_f32,
+        dmin: zero_f32,
+        format: std::marker::PhantomData::<F>,
+    };
+    job.walk(s, &mut accumulate, scratch);
+}
+
+/// The job, for an encoding in blocks.
+#[inline(always)]
+pub(super) fn products32<S: Simd, F: Block>(s: S, job: &Job<'_>, scratch: &mut Scratch) {
+    let (zero, zero_f32) = (s.splat(0), s.splat_f32(0.0));
+    let block = Unpacked {
+        codes: [zero; 8],
+        d: zero_f32,
+        min: zero_f32,
+    };
+    let mut accumulate = Blocks {
+        tile: [block; TILE_BLOCKS],
+        format: std::marker::PhantomData::<F>,
+    };
+    job.walk(s, &mut accumulate, scratch);
+}
+
+/// As [`products256`], in plain Rust.
+pub(super) fn scalar256<F: SuperBlock>(job: &Job<'_>, scratch: &mut Scratch) {
+    products256::<Scalar, F>(Scalar, job, scratch);
+}
+
+/// As [`products32`], in plain Rust.
+pub(super) fn scalar32<F: Block>(job: &Job<'_>, scratch: &mut Scratch) {
+    products32::<Scalar, F>(Scalar, job, scratch);
+}

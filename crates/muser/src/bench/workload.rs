@@ -1,0 +1,206 @@
+//! What is measured, and how it is run.
+
+use anyhow::ensure;
+use indicatif::ProgressBar;
+use model::{Batch, Forward, Input, PagePool, Row, RowOutput, SequencePages, Want};
+use std::time::Instant;
+
+/// One thing to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Reading a prompt.
+    Prefill {
+        /// Its tokens.
+        n_tokens: usize,
+    },
+    /// Generating, for several sequences together.
+    Decode {
+        /// Tokens of each sequence.
+        n_tokens: usize,
+        /// Tokens that each sequence has before.
+        depth: usize,
+        /// Sequences.
+        n_sequences: usize,
+    },
+}
+
+impl Work {
+    /// Rows that one of its sequences has in the end.
+    pub fn rows_per_sequence(self) -> usize {
+        match self {
+            Work::Prefill { n_tokens } => n_tokens,
+            Work::Decode {
+                n_tokens, depth, ..
+            } => depth.max(1) + n_tokens,
+        }
+    }
+
+    /// Sequences it runs together.
+    pub fn n_sequences(self) -> usize {
+        match self {
+            Work::Prefill { .. } => 1,
+            Work::Decode { n_sequences, .. } => n_sequences,
+        }
+    }
+
+    /// Passes of one repetition, as the progress bar counts them.
+    pub fn n_passes(self) -> usize {
+        match self {
+            Work::Prefill { .. } => 1,
+            Work::Decode { n_tokens, .. } => n_tokens,
+        }
+    }
+
+    /// Tokens of one repetition.
+    pub fn n_tokens(self) -> usize {
+        match self {
+            Work::Prefill { n_tokens } => n_tokens,
+            Work::Decode {
+                n_tokens,
+                n_sequences,
+                ..
+            } => n_tokens * n_sequences,
+        }
+    }
+}
+
+/// Runs works on a model.
+pub struct Runner {
+    model: Box<dyn Forward>,
+    pool: PagePool,
+    bar: ProgressBar,
+}
+
+impl Runner {
+    /// A runner; `bar` moves with every pass.
+    pub fn new(model: Box<dyn Forward>, bar: ProgressBar) -> Runner {
+        let capacity = model.capacity();
+        Runner {
+            pool: PagePool::new(capacity.layout, capacity.max_slabs),
+            model,
+            bar,
+        }
+    }
+
+    /// Seconds of each repetition, after one that does not count.
+    pub fn measure(&mut self, work: Work, repetitions: usize) -> anyhow::Result<Vec<f64>> {
+        let mut bases = Vec::new();
+        if let Work::Decode {
+            depth, n_sequences, ..
+        } = work
+        {
+            for seq in 0..n_sequences {
+                let mut base = SequencePages::new();
+                self.read_prompt(&mut base, seq, depth)?;
+                bases.push(base);
+            }
+        }
+        let mut seconds = Vec::new();
+        for repetition in 0..=repetitions {
+            let taken = match work {
+                Work::Prefill { n_tokens } => self.prefill(n_tokens)?,
+                Work::Decode { n_tokens, .. } => self.decode(&bases, n_tokens)?,
+            };
+            if repetition > 0 {
+                seconds.push(taken);
+            }
+        }
+        for mut base in bases {
+            base.clear(&mut self.pool);
+        }
+        Ok(seconds)
+    }
+
+    fn prefill(&mut self, n_tokens: usize) -> anyhow::Result<f64> {
+        let mut pages = SequencePages::new();
+        let start = Instant::now();
+        let done = self.read_prompt(&mut pages, 0, n_tokens);
+        let seconds = start.elapsed().as_secs_f64();
+        pages.clear(&mut self.pool);
+        self.bar.inc(1);
+        done.map(|()| seconds)
+    }
+
+    /// Computes the first `n_tokens` tokens of sequence `seq`; the last row's
+    /// token is read back.
+    fn read_prompt(
+        &mut self,
+        pages: &mut SequencePages,
+        seq: usize,
+        n_tokens: usize,
+    ) -> anyhow::Result<()> {
+        let max_rows = self.model.caps().max_rows;
+        while (pages.len() as usize) < n_tokens {
+            let start = pages.len() as usize;
+            let end = n_tokens.min(start + max_rows);
+            let tokens: Vec<u32> = (start..end).map(|pos| self.token(seq, pos)).collect();
+            let mut batch = Batch::default();
+            batch.push(0, start as u32, &tokens);
+            if end == n_tokens {
+                batch.want_last();
+            }
+            self.pass(&batch, std::slice::from_mut(pages), (end - start) as u32)?;
+        }
+        Ok(())
+    }
+
+    /// Generates on branches of `bases`, which stay as they are.
+    fn decode(&mut self, bases: &[SequencePages], n_tokens: usize) -> anyhow::Result<f64> {
+        let mut branches: Vec<SequencePages> =
+            bases.iter().map(|b| b.branch(&mut self.pool)).collect();
+        let start = Instant::now();
+        let mut outcome = Ok(());
+        for _ in 0..n_tokens {
+            let row = |(seq, pages): (usize, &SequencePages)| Row {
+                input: Input::Token(self.token(seq, pages.len() as usize)),
+                pos: pages.len(),
+                seq: seq as u32,
+            };
+            let rows: Vec<Row> = branches.iter().enumerate().map(row).collect();
+            let batch = Batch {
+                wanted: (0..rows.len() as u32).collect(),
+                rows,
+            };
+            outcome = self.pass(&batch, &mut branches, 1);
+            self.bar.inc(1);
+            if outcome.is_err() {
+                break;
+            }
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        for branch in &mut branches {
+            branch.clear(&mut self.pool);
+        }
+        outcome.map(|()| seconds)
+    }
+
+    /// One pass that gives each sequence `n_rows` rows.
+    fn pass(
+        &mut self,
+        batch: &Batch,
+        sequences: &mut [SequencePages],
+        n_rows: u32,
+    ) -> anyhow::Result<()> {
+        for pages in sequences.iter_mut() {
+            let copies = pages.reserve(&mut self.pool, n_rows)?;
+            self.model.copy_pages(&copies)?;
+        }
+        let tables: Vec<&SequencePages> = sequences.iter().collect();
+        let want = vec![Want::Argmax; batch.wanted.len()];
+        let outputs = self.model.pass(batch, &tables, &want)?;
+        for output in outputs {
+            let is_finite = !matches!(output, RowOutput::NonFinite { .. });
+            ensure!(is_finite, "the model gives logits that are not finite");
+        }
+        for pages in sequences {
+            pages.accept(&mut self.pool, n_rows);
+        }
+        Ok(())
+    }
+
+    /// Some token, another one at each place.
+    fn token(&self, seq: usize, pos: usize) -> u32 {
+        let n_vocab = self.model.config().n_vocab;
+        ((pos * 7919 + seq * 104_729 + 17) % n_vocab) as u32
+    }
+}

@@ -1,0 +1,283 @@
+//! `muser walk`: where the time of a pass goes, operation by operation.
+//!
+//! What one would get wrong: operations are clocked one by one, so their sum
+//! can be more than an unclocked pass takes.
+
+use crate::model_file::{Device, LoadArgs, ModelArgs, ModelFile};
+use crate::terminal;
+use anyhow::{Context, bail};
+use model::{
+    Backend, Batch, Call, Forward, Input, PagePool, Reference, Row, SequencePages, Timed, Want,
+};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Show where the time of one token goes, operation by operation
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    muser walk\n  \
+    muser walk --model model.gguf --depth 2048\n  \
+    muser walk --model model.gguf --rows 128 --trace walk.json   (opens in Perfetto)")]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Tokens before the pass
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    depth: usize,
+    /// Rows of the pass: 1 is one token of an answer, more is a part of a prompt
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    rows: usize,
+    /// Passes to measure; the median of each operation counts
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 9)]
+    repetitions: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write the last pass as a trace for Perfetto or Chrome
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.rows == 0 || args.repetitions == 0 {
+        bail!("--rows and --repetitions: found 0, expected 1 or more");
+    }
+    let file = args.model.open()?;
+    match args.load.device {
+        Device::Cpu => args.walk(args.load.cpu.device()?, &file),
+        Device::Reference => args.walk(Reference::new(), &file),
+    }
+}
+
+impl Args {
+    fn walk<B: Backend>(&self, be: B, file: &ModelFile) -> anyhow::Result<ExitCode> {
+        let n_rows = self.depth + self.rows;
+        let mut model = self.load.load_sized_on(Timed::new(be), file, (n_rows, 1))?;
+        let max_rows = model.caps().max_rows;
+        if self.rows > max_rows {
+            bail!("--rows: found {}, expected at most {max_rows}", self.rows);
+        }
+        let passes = self.passes(&mut model)?;
+        let steps = merge(&passes);
+        let report = Walk::new(file, &model.caps().device, self, steps);
+        if let (Some(path), Some(last)) = (&self.trace, passes.last()) {
+            let trace = serde_json::to_vec(&trace(last))?;
+            std::fs::write(path, trace)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        match self.json {
+            true => terminal::print_line(format_args!("{:#}", report.json()))?,
+            false => terminal::print_line(report.table().trim_end())?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The calls of each measured pass.
+    fn passes<B: Backend>(
+        &self,
+        model: &mut model::Model<Timed<B>>,
+    ) -> anyhow::Result<Vec<Vec<Call>>> {
+        let capacity = model.capacity();
+        let mut pool = PagePool::new(capacity.layout, capacity.max_slabs);
+        let mut base = SequencePages::new();
+        let chunk = model.caps().max_rows;
+        while (base.len() as usize) < self.depth {
+            let n = chunk.min(self.depth - base.len() as usize);
+            pass(model, &mut pool, &mut base, n, false)?;
+        }
+        let mut passes = Vec::new();
+        for repetition in 0..=self.repetitions {
+            let mut branch = base.branch(&mut pool);
+            pass(model, &mut pool, &mut branch, self.rows, true)?;
+            branch.clear(&mut pool);
+            let calls = model.backend_mut().take_calls();
+            if repetition > 0 {
+                passes.push(calls);
+            }
+        }
+        Ok(passes)
+    }
+}
+
+/// One pass of `n_rows` rows; the last is wanted if asked for.
+fn pass<B: Backend>(
+    model: &mut model::Model<Timed<B>>,
+    pool: &mut PagePool,
+    pages: &mut SequencePages,
+    n_rows: usize,
+    wants_last: bool,
+) -> anyhow::Result<()> {
+    let copies = pages.reserve(pool, n_rows as u32)?;
+    model.copy_pages(&copies)?;
+    let n_vocab = model.config().n_vocab as u32;
+    let row = |pos: u32| Row {
+        input: Input::Token((pos * 7919 + 17) % n_vocab),
+        pos,
+        seq: 0,
+    };
+    let mut batch = Batch {
+        rows: (pages.len()..pages.len() + n_rows as u32)
+            .map(row)
+            .collect(),
+        wanted: Vec::new(),
+    };
+    if wants_last {
+        batch.want_last();
+    }
+    let want = vec![Want::Argmax; batch.wanted.len()];
+    model.pass(&batch, &[pages], &want)?;
+    pages.accept(pool, n_rows as u32);
+    Ok(())
+}
+
+/// Calls that do the same in different layers, together.
+#[derive(Clone, Debug)]
+struct Step {
+    call: Call,
+    n_calls: usize,
+    bytes: u64,
+    /// Sum over the calls, median over the passes.
+    time: Duration,
+}
+
+fn is_alike(a: &Call, b: &Call) -> bool {
+    (a.op, &a.tensors, &a.kernel, a.rows, a.cols) == (b.op, &b.tensors, &b.kernel, b.rows, b.cols)
+}
+
+/// Merges the layers of each pass, then takes medians over the passes.
+fn merge(passes: &[Vec<Call>]) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut times: Vec<Vec<Duration>> = Vec::new();
+    for (index, calls) in passes.iter().enumerate() {
+        for call in calls {
+            let place = match steps.iter().position(|s| is_alike(&s.call, call)) {
+                Some(place) => place,
+                None => {
+                    steps.push(Step {
+                        call: call.clone(),
+                        n_calls: 0,
+                        bytes: 0,
+                        time: Duration::ZERO,
+                    });
+                    times.push(vec![Duration::ZERO; passes.len()]);
+                    steps.len() - 1
+                }
+            };
+            times[place][index] += call.time;
+            if index == 0 {
+                steps[place].n_calls += 1;
+                steps[place].bytes += call.bytes;
+            }
+        }
+    }
+    for (step, times) in steps.iter_mut().zip(&mut times) {
+        times.sort();
+        step.time = times[times.len() / 2];
+    }
+    steps
+}
+
+/// A whole walk, ready to print.
+struct Walk {
+    title: String,
+    steps: Vec<Step>,
+    total: Duration,
+}
+
+impl Walk {
+    fn new(file: &ModelFile, device: &str, args: &Args, steps: Vec<Step>) -> Walk {
+        Walk {
+            title: format!(
+                "{} on {device}: {} row(s) at depth {}, median of {}",
+                file.name, args.rows, args.depth, args.repetitions
+            ),
+            total: steps.iter().map(|s| s.time).sum(),
+            steps,
+        }
+    }
+
+    fn table(&self) -> String {
+        let mut lines = vec![self.title.clone(), String::new()];
+        lines.push(format!(
+            "{:<21} {:<34} {:<22} {:>12} {:>5} {:>11} {:>10} {:>6} {:>7}",
+            "operation", "tensors", "kernel", "shape", "calls", "bytes", "us", "share", "GB/s"
+        ));
+        for step in &self.steps {
+            let us = step.time.as_secs_f64() * 1e6;
+            let rate = match step.bytes {
+                0 => "-".to_string(),
+                bytes => format!("{:.1}", bytes as f64 / us.max(1e-3) / 1e3),
+            };
+            lines.push(format!(
+                "{:<21} {:<34} {:<22} {:>12} {:>5} {:>11} {:>10.1} {:>4.1} % {:>7}",
+                step.call.op,
+                step.call.tensors,
+                step.call.kernel,
+                format!("{} x {}", step.call.rows, step.call.cols),
+                step.n_calls,
+                terminal::grouped(step.bytes),
+                us,
+                self.share(step) * 100.0,
+                rate,
+            ));
+        }
+        lines.push(String::new());
+        lines.push(format!("total {:.1} us", self.total.as_secs_f64() * 1e6));
+        lines.join("\n")
+    }
+
+    fn share(&self, step: &Step) -> f64 {
+        step.time.as_secs_f64() / self.total.as_secs_f64().max(1e-12)
+    }
+
+    fn json(&self) -> Value {
+        let step = |step: &Step| {
+            json!({
+                "op": step.call.op,
+                "tensors": step.call.tensors,
+                "kernel": step.call.kernel,
+                "rows": step.call.rows,
+                "cols": step.call.cols,
+                "calls": step.n_calls,
+                "bytes": step.bytes,
+                "us": step.time.as_secs_f64() * 1e6,
+                "share": self.share(step),
+            })
+        };
+        json!({
+            "title": self.title,
+            "total_us": self.total.as_secs_f64() * 1e6,
+            "steps": self.steps.iter().map(step).collect::<Vec<Value>>(),
+        })
+    }
+}
+
+/// One pass in the trace format that Chrome and Perfetto read.
+fn trace(calls: &[Call]) -> Value {
+    let event = |call: &Call| {
+        json!({
+            "name": match call.tensors.is_empty() {
+                true => call.op.to_string(),
+                false => format!("{} {}", call.op, call.tensors),
+            },
+            "cat": call.op,
+            "ph": "X",
+            "ts": call.start.as_secs_f64() * 1e6,
+            "dur": call.time.as_secs_f64() * 1e6,
+            "pid": 1,
+            "tid": 1,
+            "args": {
+                "kernel": call.kernel,
+                "rows": call.rows,
+                "cols": call.cols,
+                "bytes": call.bytes,
+            },
+        })
+    };
+    json!({ "traceEvents": calls.iter().map(event).collect::<Vec<Value>>() })
+}
