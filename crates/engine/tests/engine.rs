@@ -1,8 +1,8 @@
 //! The loop from tokens to tokens, on the bundled model.
 
 use engine::{
-    Ending, Engine, Error, Generated, Generation, Receive, Request, SampleError, SamplerSettings,
-    Sequence,
+    Ending, Engine, Error, Generated, Generation, Receive, Request, SampleError, Sampler,
+    SamplerSettings, Sequence,
 };
 use gguf::Gguf;
 use model::{
@@ -392,4 +392,53 @@ fn an_empty_mask_is_an_error_with_a_name() {
         panic!("{outcome:?}");
     };
     engine.free(sequence);
+}
+
+#[test]
+fn the_sampler_sees_the_position_and_the_whole_history() {
+    let mut engine = engine();
+    let n_vocab = engine.model().config().n_vocab;
+    let mut sequence = Sequence::new();
+    sequence.push(&PROMPT);
+    let mut logits = Vec::new();
+    let last = PROMPT.len() - 1;
+    let want = |pos| (pos == last).then_some(Want::Full);
+    let keep = |_, row: RowOutput| {
+        if let RowOutput::Full(row) = row {
+            logits = row;
+        }
+    };
+    engine.compute(&mut sequence, want, keep).expect("a pass");
+    engine.free(sequence);
+    // Bias towards the prompt's own tokens, so that a penalty on them decides.
+    let settings = |seed| SamplerSettings {
+        repeat_penalty: 3.0,
+        repeat_last_n: -1,
+        logit_bias: PROMPT.iter().map(|&token| (token, 25.0)).collect(),
+        seed,
+        ..SamplerSettings::default()
+    };
+    let (mut n_elsewhere, mut n_forgetful) = (0, 0);
+    for seed in 0..40 {
+        let mut sampler = Sampler::new(settings(seed), n_vocab).expect("a sampler");
+        let position = PROMPT.len() as u64;
+        let mut sample = |position, history: &[u32]| {
+            let sampled = sampler.sample(&logits, position, history, None);
+            sampled.expect("a token").token
+        };
+        let expected = sample(position, &PROMPT);
+        n_elsewhere += usize::from(sample(position + 1, &PROMPT) != expected);
+        n_forgetful += usize::from(sample(position, &[]) != expected);
+        let request = Request {
+            sampling: settings(seed),
+            max_tokens: Some(1),
+            logprobs: None,
+        };
+        let (found, _) = answer(&mut engine, &PROMPT, &request, Script::default());
+        assert_eq!(found, [expected], "seed {seed}");
+    }
+    assert!(
+        n_elsewhere > 0 && n_forgetful > 0,
+        "{n_elsewhere}, {n_forgetful}: a test of nothing"
+    );
 }

@@ -320,3 +320,70 @@ fn an_interrupted_answer_keeps_its_figures() {
     assert_eq!(outcome.status.code(), Some(130), "{stderr}");
     assert!(stderr.contains(" | interrupted | seed 3"), "{stderr}");
 }
+
+#[test]
+fn settings_come_from_flags_then_the_file_then_the_architecture() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("nano.gguf").display().to_string();
+    let made = muser(&["synth", &model, "--layers", "4"]);
+    assert_eq!(made.code, 0, "{}", made.stderr);
+    let start = |flags: &[&str]| {
+        let outcome = muser(&[&["run", "-m", &model, "-n", "1"], flags, &["Hi"]].concat());
+        let line = outcome.stderr.lines().next().expect("a line").to_string();
+        line.rsplit(" | ").next().expect("settings").to_string()
+    };
+    let published = "temperature 1, top-k 64, top-p 0.95 (of the architecture)";
+    assert_eq!(start(&[]), published);
+    assert_eq!(
+        start(&[
+            "--top-k",
+            "5",
+            "--frequency-penalty",
+            "0.5",
+            "--presence-penalty",
+            "-1"
+        ]),
+        "temperature 1, top-k 5, top-p 0.95, frequency-penalty 0.5, presence-penalty -1 (of the \
+         architecture, changed by flags)"
+    );
+}
+
+#[test]
+fn a_template_without_bos_gets_the_one_that_the_file_wants() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokens = |name: &str, source: &str| {
+        let template = folder.path().join(name);
+        std::fs::write(&template, source).expect("a template");
+        let template = template.display().to_string();
+        let args = [
+            "run",
+            "--json",
+            "-n",
+            "1",
+            "--chat-template",
+            &template,
+            "Hello there",
+        ];
+        let report: Value = serde_json::from_str(&muser(&args).stdout).expect("JSON");
+        report["usage"]["prompt_tokens"].as_u64().expect("a count")
+    };
+    assert_eq!(tokens("without", "{{ messages[0].content }}"), 3);
+    assert_eq!(
+        tokens("with", "{{ bos_token }}{{ messages[0].content }}"),
+        3
+    );
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_muser"))
+        .args(["inspect", "--full"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    drop(child.stdout.take());
+    let outcome = child.wait_with_output().expect("the binary ends");
+    assert_eq!(String::from_utf8_lossy(&outcome.stderr), "");
+    assert_eq!(outcome.status.code(), Some(0));
+}
