@@ -189,9 +189,9 @@ impl Activations {
                 Isa::Scalar => unsafe { self.fill_row(x, r) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the instructions are there, and as the caller promises.
-                Isa::Avx2 | Isa::Avx512 => unsafe { self.fill_row_avx2(x, r) },
+                Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { self.fill_row_avx2(x, r) },
                 #[cfg(not(target_arch = "x86_64"))]
-                Isa::Avx2 | Isa::Avx512 => unreachable!("checked above"),
+                Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("checked above"),
             }
         }
     }

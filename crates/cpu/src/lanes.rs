@@ -121,7 +121,7 @@ impl Available {
             // SAFETY: only an instruction set that was found makes an `Available`.
             Isa::Avx2 => unsafe { x86::run_avx2(kernel) },
             // SAFETY: only an instruction set that was found makes an `Available`.
-            Isa::Avx512 => unsafe { x86::run_avx512(kernel) },
+            Isa::Avx512 | Isa::Amx => unsafe { x86::run_avx512(kernel) },
         }
         #[cfg(not(target_arch = "x86_64"))]
         kernel.run(Scalar)

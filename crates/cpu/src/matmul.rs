@@ -59,6 +59,20 @@ impl<'a> OutColumns<'a> {
         unsafe { to.copy_from_nonoverlapping(values.as_ptr(), values.len()) }
     }
 
+    /// As [`OutColumns::write`], for a whole line of 16: without a call.
+    ///
+    /// # Safety
+    /// As for [`OutColumns::write`].
+    #[inline(always)]
+    pub(crate) unsafe fn write_line(&self, row: usize, col: usize, values: &[f32; 16]) {
+        let at = row * self.stride + col;
+        assert!(col + 16 <= self.stride && at + 16 <= self.len);
+        // SAFETY: inside the buffer, as just checked.
+        let to = unsafe { self.start.add(at) };
+        // SAFETY: nobody else uses these elements, as promised.
+        unsafe { to.cast::<[f32; 16]>().write_unaligned(*values) }
+    }
+
     /// The elements `cols` of row `row`.
     ///
     /// # Safety

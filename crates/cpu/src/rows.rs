@@ -234,7 +234,9 @@ impl Kernel for Softcap<'_> {
             let mut x = l.mul(part(l, part_of_x), scale);
             if let Some(cap) = self.cap {
                 let cap = l.splat(cap);
-                x = l.mul(cap, math::tanh(l, l.div(x, cap)));
+                let capped = l.mul(cap, math::tanh(l, l.div(x, cap)));
+                // What is not finite stays, to be noticed; only then is x - x a NaN.
+                x = l.if_nan(l.sub(x, x), x, capped);
             }
             put(l, x, part_of_x);
         }

@@ -41,7 +41,10 @@ impl Selector {
 
     /// The `k` largest, largest first, ties to the lower id.
     fn top(&mut self, logits: &[f32], k: usize) -> Vec<(u32, f32)> {
-        let better = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        // Adding 0 makes the two zeros one.
+        let order = |v: f32| v + 0.0;
+        let better =
+            |a: &(u32, f32), b: &(u32, f32)| order(b.1).total_cmp(&order(a.1)).then(a.0.cmp(&b.0));
         let mut floor = f32::NEG_INFINITY;
         if k > 0 && k <= logits.len() / BLOCK / 2 {
             self.maxima.clear();

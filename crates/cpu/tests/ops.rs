@@ -469,6 +469,53 @@ fn select_is_the_specification() {
     }
 }
 
+/// A cap must not hide what is not finite: reading the logits back notices it.
+#[test]
+fn a_cap_keeps_what_is_not_finite() {
+    let values = [
+        1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        3e38,
+        -3e38,
+        0.0,
+        -40.0,
+    ];
+    for isa in isas() {
+        let mut be = cpu(isa, 1);
+        let input = Input::Token(0);
+        let step = Step {
+            rows: vec![Row {
+                input,
+                pos: 0,
+                seq: 0,
+            }],
+            wanted: vec![0],
+            pages: vec![Default::default()],
+        };
+        be.step(&step).expect("a step");
+        let table = tensor("table", TensorType::F32, values.len(), 1, &values);
+        let table = be.load(&table).expect("a table");
+        let mut x = be.alloc(RowSet::All, values.len()).expect("memory");
+        be.embed(&mut x, &table);
+        // 3e38 overflows with the scale, 1e38 does not.
+        be.softcap(&mut x, 2.0, Some(20.0));
+        let found = be.read(&x).expect("a buffer");
+        let inf = f32::INFINITY;
+        assert_eq!(found[1..3], [inf, -inf], "{isa}");
+        assert!(found[3].is_nan(), "{isa}");
+        assert_eq!(found[4..6], [inf, -inf], "{isa}");
+        assert!(
+            (found[0] - 20.0 * 0.1f32.tanh()).abs() < 1e-5,
+            "{isa}: {}",
+            found[0]
+        );
+        assert_eq!(found[6], 0.0, "{isa}");
+        assert!(found[7] > -20.0 && found[7] < -19.98, "{isa}: {}", found[7]);
+    }
+}
+
 #[test]
 fn instruction_set_that_is_missing() {
     for isa in Isa::ALL {

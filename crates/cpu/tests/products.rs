@@ -283,7 +283,7 @@ fn shapes() {
         ] {
             check_random(ty, n_rows, n_blocks, 3, n_rows as u64);
         }
-        for n_x in 1..=17 {
+        for n_x in (1..=17).chain([31, 32, 33, 47, 50]) {
             check_random(ty, 33, 6, n_x, n_x as u64);
         }
         check_random(ty, 81, 5, 64, 7);
@@ -358,7 +358,10 @@ fn extremes() {
                 signs(|k| k / 4 % 2 == 1),
                 signs(|k| k / 16 % 2 == 0),
             ];
-            check(ty, cols, &weights, &x.concat());
+            let x = x.concat();
+            check(ty, cols, &weights, &x);
+            // Enough rows for the instruction sets that take many at once.
+            check(ty, cols, &weights, &x.repeat(4));
         }
     }
 }

@@ -8,7 +8,9 @@
 use crate::Error;
 use crate::sampler::{LogProbs, RowsNeeded, Sampler, SamplerSettings};
 use crate::sequence::Sequence;
-use model::{Batch, Constraint, Forward, Guide, PagePool, RowOutput, TokenMask, Verdict, Want};
+use model::{
+    Batch, Constraint, Forward, Guide, Outputs, PagePool, RowOutput, TokenMask, Verdict, Want,
+};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -142,8 +144,8 @@ impl Engine {
     /// row to `each` (position, output), as `want` asks of that position.
     ///
     /// # Errors
-    /// [`Error::PromptTooLong`]; page exhaustion and device errors. The rows
-    /// accepted before an error stay.
+    /// [`Error::PromptTooLong`], [`Error::NonFiniteLogits`]; page exhaustion and
+    /// device errors. The rows of passes before the failed one stay.
     pub fn compute(
         &mut self,
         sequence: &mut Sequence,
@@ -160,6 +162,7 @@ impl Engine {
     }
 
     /// One pass over the next rows of `sequence`, as many as the device takes.
+    /// An error leaves the sequence as it was.
     fn pass(
         &mut self,
         sequence: &mut Sequence,
@@ -179,23 +182,24 @@ impl Engine {
             }
         }
         let copies = sequence.pages.reserve(&mut self.pool, n_rows)?;
-        let outputs = self
+        let computed = self
             .model
             .copy_pages(&copies)
-            .and_then(|()| self.model.pass(&batch, &[&sequence.pages], &wants));
-        match outputs {
-            Ok(outputs) => {
-                sequence.pages.accept(&mut self.pool, n_rows);
-                for (&row, output) in batch.wanted.iter().zip(outputs) {
-                    each(start + row as usize, output);
-                }
-                Ok(())
-            }
+            .and_then(|()| self.model.pass(&batch, &[&sequence.pages], &wants))
+            .map_err(Error::from)
+            .and_then(|outputs| finite(start, &batch.wanted, outputs));
+        let outputs = match computed {
+            Ok(outputs) => outputs,
             Err(error) => {
                 sequence.pages.drop_reserve(&mut self.pool);
-                Err(error.into())
+                return Err(error);
             }
+        };
+        sequence.pages.accept(&mut self.pool, n_rows);
+        for (&row, output) in batch.wanted.iter().zip(outputs) {
+            each(start + row as usize, output);
         }
+        Ok(())
     }
 
     fn too_long(&self, sequence: &Sequence) -> Error {
@@ -208,14 +212,15 @@ impl Engine {
     /// Forgets every token from `len` on.
     ///
     /// # Errors
-    /// [`model::Error::WindowReleased`] if keys that a row at `len` would see
-    /// have left the sliding window; nothing has changed then.
+    /// [`model::Error::WindowReleased`] if keys that the last row kept would see
+    /// when it is computed again have left the sliding window; nothing has
+    /// changed then.
     ///
     /// # Panics
     /// If the sequence is shorter than `len`.
     pub fn roll_back(&mut self, sequence: &mut Sequence, len: usize) -> Result<(), Error> {
         assert!(len <= sequence.len(), "roll back to a longer sequence");
-        if len < sequence.n_computed() {
+        if len <= sequence.n_computed() {
             sequence.pages.truncate(&mut self.pool, len as u32)?;
         }
         sequence.tokens.truncate(len);
@@ -241,7 +246,9 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::PromptTooLong`],
-    /// [`Error::NonFiniteLogits`], and those of the sampler and the device.
+    /// [`Error::NonFiniteLogits`], [`model::Error::TokenUnknown`] for a forced
+    /// token outside the vocabulary, and those of the sampler and the device.
+    /// What was generated before an error stays.
     pub fn generate(
         &mut self,
         sequence: &mut Sequence,
@@ -304,11 +311,15 @@ impl Engine {
             Constraint::Forced(token) => (Some(token), None),
             Constraint::Masked(mask) => (None, Some(mask)),
         };
+        let n_vocab = self.model.config().n_vocab;
+        if let Some(token) = forced.filter(|&token| token as usize >= n_vocab) {
+            return Err(model::Error::TokenUnknown { token, n_vocab }.into());
+        }
         let want = wanted(request, sampler, forced, mask.as_ref());
         let last = sequence.len() - 1;
         if sequence.n_computed() > last {
             // Something computed the newest token already: its logits are gone.
-            sequence.pages.truncate(&mut self.pool, last as u32)?;
+            sequence.pages.reopen_newest(&mut self.pool);
         }
         let mut output = None;
         let first = sequence.n_computed();
@@ -329,6 +340,19 @@ impl Engine {
         };
         choose(sequence, request, sampler, (forced, mask.as_ref()), output)
     }
+}
+
+/// `outputs` of the rows `wanted` of a pass from `start` on, all finite.
+fn finite(start: usize, wanted: &[u32], outputs: Outputs) -> Result<Outputs, Error> {
+    for (&row, output) in wanted.iter().zip(&outputs) {
+        if let RowOutput::NonFinite { token } = *output {
+            return Err(Error::NonFiniteLogits {
+                position: start + row as usize,
+                token,
+            });
+        }
+    }
+    Ok(outputs)
 }
 
 /// What must be read back of the newest row; `None` if its token is known.
@@ -366,12 +390,7 @@ fn choose(
     let history = sequence.tokens();
     let (mut logprob, mut top) = (None, Vec::new());
     let token = match output {
-        RowOutput::NonFinite { token } => {
-            return Err(Error::NonFiniteLogits {
-                position: sequence.len() - 1,
-                token,
-            });
-        }
+        RowOutput::NonFinite { .. } => unreachable!("a pass with such a row is an error"),
         RowOutput::Argmax { token, .. } => token,
         RowOutput::TopK { top, .. } => sampler.sample_top(&top, position)?.token,
         RowOutput::Full(logits) => {

@@ -5,15 +5,20 @@ use engine::{
     SamplerSettings, Sequence,
 };
 use gguf::Gguf;
+use model::backend::PageData;
+use model::kv::PageCopy;
 use model::{
-    Constraint, Guide, KvType, Model, Options, Reference, RowOutput, TokenMask, Verdict, Want,
+    Batch, Capacity, Caps, Config, Constraint, DeviceError, DraftRequest, DrafterConfig, Forward,
+    Guide, KvType, Model, Options, Outputs, PageClass, PageId, Reference, RowOutput, Tables,
+    TokenMask, Verdict, Want, WindowConvention,
 };
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 const PROMPT: [u32; 6] = [3968, 3990, 1643, 3991, 469, 451];
 
-fn engine_of(n_ctx: usize, kv_bytes: u64) -> Engine {
+fn model_of(kv_bytes: u64) -> Model<Reference> {
     let path = "../../models/nano-glimmer-q8_0.gguf";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     let file = Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"));
@@ -21,8 +26,12 @@ fn engine_of(n_ctx: usize, kv_bytes: u64) -> Engine {
         kv: KvType::F16,
         kv_bytes,
     };
-    let model = Model::load(Reference::new(), &file, options).unwrap_or_else(|e| panic!("{e}"));
-    Engine::new(Box::new(model), Some(n_ctx)).unwrap_or_else(|e| panic!("{e}"))
+    Model::load(Reference::new(), &file, options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn engine_of(n_ctx: usize, kv_bytes: u64) -> Engine {
+    let model = Box::new(model_of(kv_bytes));
+    Engine::new(model, Some(n_ctx)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn engine() -> Engine {
@@ -441,4 +450,304 @@ fn the_sampler_sees_the_position_and_the_whole_history() {
         n_elsewhere > 0 && n_forgetful > 0,
         "{n_elsewhere}, {n_forgetful}: a test of nothing"
     );
+}
+
+/// What a model does wrongly next.
+#[derive(Default)]
+struct Faults {
+    /// The copies of pages fail.
+    copies: bool,
+    /// The pass computes, then the device is gone.
+    pass: bool,
+    /// The pass computes, and the output of this wanted row is not finite.
+    non_finite: Option<usize>,
+}
+
+/// A model that fails on order.
+struct Faulty {
+    model: Model<Reference>,
+    faults: Arc<Mutex<Faults>>,
+}
+
+impl Forward for Faulty {
+    fn config(&self) -> &Config {
+        self.model.config()
+    }
+
+    fn caps(&self) -> Caps {
+        self.model.caps()
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.model.capacity()
+    }
+
+    fn pass(
+        &mut self,
+        batch: &Batch,
+        tables: &Tables<'_>,
+        want: &[Want],
+    ) -> Result<Outputs, model::Error> {
+        let mut outputs = self.model.pass(batch, tables, want)?;
+        let mut faults = self.faults.lock().expect("no panic");
+        if std::mem::take(&mut faults.pass) {
+            return Err(DeviceError::Lost("pass".into()).into());
+        }
+        if let Some(row) = faults.non_finite.take() {
+            outputs[row] = RowOutput::NonFinite { token: 9 };
+        }
+        Ok(outputs)
+    }
+
+    fn attach_drafter(
+        &mut self,
+        file: &Gguf,
+        convention: WindowConvention,
+    ) -> Result<DrafterConfig, model::Error> {
+        self.model.attach_drafter(file, convention)
+    }
+
+    fn draft(
+        &mut self,
+        requests: &[DraftRequest],
+        tables: &Tables<'_>,
+        want: Want,
+    ) -> Result<Vec<Outputs>, model::Error> {
+        self.model.draft(requests, tables, want)
+    }
+
+    fn export_page(
+        &mut self,
+        class: PageClass,
+        page: PageId,
+        rows: usize,
+    ) -> Result<PageData, model::Error> {
+        self.model.export_page(class, page, rows)
+    }
+
+    fn import_page(
+        &mut self,
+        class: PageClass,
+        page: PageId,
+        data: &PageData,
+    ) -> Result<(), model::Error> {
+        self.model.import_page(class, page, data)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), model::Error> {
+        let mut faults = self.faults.lock().expect("no panic");
+        if !copies.is_empty() && std::mem::take(&mut faults.copies) {
+            return Err(DeviceError::Lost("copy".into()).into());
+        }
+        self.model.copy_pages(copies)
+    }
+}
+
+fn long_prompt(n_tokens: u32) -> Vec<u32> {
+    (0..n_tokens).map(|i| (i * 37 + 11) % 3900).collect()
+}
+
+/// The greedy continuation of `sequence` by `n` tokens.
+fn continued(engine: &mut Engine, sequence: &mut Sequence, n: usize) -> Result<Vec<u32>, Error> {
+    let len = sequence.len();
+    let mut receive = |_: &Generated| ControlFlow::Continue(());
+    engine.generate(sequence, &greedy(n), &mut Script::default(), &mut receive)?;
+    Ok(sequence.tokens()[len..].to_vec())
+}
+
+/// Whatever fails in a pass: it is as if it had not been asked for.
+#[test]
+fn a_failed_pass_installs_nothing() {
+    type Order = fn(&mut Faults);
+    let orders: [(Order, &str); 3] = [
+        (|f| f.copies = true, "the device failed: copy"),
+        (|f| f.pass = true, "the device failed: pass"),
+        (
+            |f| f.non_finite = Some(0),
+            "the logits after position 299 are not finite (first at token 9): the file is \
+             damaged, or the prompt drives the model out of its range",
+        ),
+    ];
+    let faults = Arc::new(Mutex::new(Faults::default()));
+    let faulty = Faulty {
+        model: model_of(256 << 20),
+        faults: Arc::clone(&faults),
+    };
+    let mut engine = Engine::new(Box::new(faulty), Some(2048)).expect("an engine");
+    let prompt = long_prompt(300);
+    let (expected, _) = answer(&mut engine, &prompt, &greedy(6), Script::default());
+    for (order, message) in orders {
+        let mut first = Sequence::new();
+        first.push(&prompt[..290]);
+        let nothing = |_| None::<Want>;
+        engine
+            .compute(&mut first, nothing, |_, _| ())
+            .expect("a prefill");
+        let mut branch = engine.branch(&first);
+        first.push(&prompt[290..]);
+        branch.push(&prompt[290..]);
+        let n_pages = engine.pool().n_pages_used();
+        // The branch and what it shares its pages with, in both orders.
+        for sequence in [&mut branch, &mut first] {
+            order(&mut faults.lock().expect("no panic"));
+            let error = continued(&mut engine, sequence, 6).expect_err("an ordered fault");
+            assert_eq!(error.to_string(), message);
+            assert_eq!((sequence.len(), sequence.n_computed()), (300, 290));
+            assert_eq!(engine.pool().n_pages_used(), n_pages, "{message}");
+        }
+        for mut sequence in [first, branch] {
+            let found = continued(&mut engine, &mut sequence, 6).expect("an answer");
+            assert_eq!(found, expected, "after: {message}");
+            engine.free(sequence);
+        }
+        assert_eq!(engine.pool().n_pages_used(), 0);
+    }
+}
+
+#[test]
+fn rows_that_are_not_finite_reach_nobody() {
+    let faults = Arc::new(Mutex::new(Faults::default()));
+    let faulty = Faulty {
+        model: model_of(256 << 20),
+        faults: Arc::clone(&faults),
+    };
+    let mut engine = Engine::new(Box::new(faulty), Some(2048)).expect("an engine");
+    let mut sequence = Sequence::new();
+    sequence.push(&long_prompt(20));
+    let every_second = |pos: usize| (pos % 2 == 1).then_some(Want::Argmax);
+    let mut seen = Vec::new();
+    faults.lock().expect("no panic").non_finite = Some(4);
+    let error = engine.compute(&mut sequence, every_second, |pos, _| seen.push(pos));
+    let Err(Error::NonFiniteLogits {
+        position: 9,
+        token: 9,
+    }) = error
+    else {
+        panic!("{error:?}");
+    };
+    assert_eq!(seen, [0; 0]);
+    assert_eq!(
+        (sequence.n_computed(), engine.pool().n_pages_used()),
+        (0, 0)
+    );
+    engine
+        .compute(&mut sequence, every_second, |pos, _| seen.push(pos))
+        .expect("finite rows");
+    assert_eq!(seen, [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
+    engine.free(sequence);
+}
+
+/// At every place of a page and of the window: a sequence goes on whose newest
+/// token is computed already, and one that was rolled back to such a token.
+#[test]
+fn a_computed_sequence_goes_on_at_every_length() {
+    let mut engine = engine();
+    let window = engine.pool().layout().classes[PageClass::Sliding as usize].window;
+    let window = window.expect("sliding layers") as usize;
+    // Around the row from which on the window's first key starts a page.
+    let released = 256 + window - 1;
+    let prompt = long_prompt(released as u32 + 12);
+    let base_len = released - 8;
+    let mut base = Sequence::new();
+    base.push(&prompt);
+    let mut expected = Vec::new();
+    let argmax = |pos| (pos + 1 >= base_len).then_some(Want::Argmax);
+    engine
+        .compute(&mut base, argmax, |_, row| match row {
+            RowOutput::Argmax { token, .. } => expected.push(token),
+            other => panic!("{other:?}"),
+        })
+        .expect("a prefill");
+    engine.free(base);
+    let nothing = |_| None::<Want>;
+    let mut base = Sequence::new();
+    base.push(&prompt[..base_len]);
+    engine
+        .compute(&mut base, nothing, |_, _| ())
+        .expect("a prefill");
+    let mut n_refused = 0;
+    for (len, &expected) in (base_len..).zip(&expected).take(17) {
+        for rolled_back in [0, 3] {
+            let mut sequence = engine.branch(&base);
+            sequence.push(&prompt[base_len..len + rolled_back]);
+            engine
+                .compute(&mut sequence, nothing, |_, _| ())
+                .expect("rows");
+            if let Err(error) = engine.roll_back(&mut sequence, len) {
+                let error = error.to_string();
+                assert!(error.starts_with("cannot roll back to"), "{error}");
+                n_refused += 1;
+            } else {
+                let found = continued(&mut engine, &mut sequence, 1);
+                let found = found.unwrap_or_else(|e| panic!("{len} rows: {e}"));
+                assert_eq!(found, [expected], "{len} rows, {rolled_back} more before");
+            }
+            engine.free(sequence);
+        }
+    }
+    assert_eq!(n_refused, 3, "where the three rows released a page");
+    engine.free(base);
+    assert_eq!(engine.pool().n_pages_used(), 0);
+}
+
+#[test]
+fn a_forced_token_must_be_in_the_vocabulary() {
+    let mut engine = engine();
+    let mut sequence = Sequence::new();
+    sequence.push(&PROMPT);
+    for request in [
+        greedy(2),
+        Request {
+            logprobs: Some(1),
+            ..greedy(2)
+        },
+    ] {
+        for token in [4096, u32::MAX] {
+            let mut guide = Script {
+                constraints: vec![Constraint::Forced(token)],
+                ..Script::default()
+            };
+            let mut receive = |_: &Generated| ControlFlow::Continue(());
+            let error = engine.generate(&mut sequence, &request, &mut guide, &mut receive);
+            assert_eq!(
+                error.expect_err("no such token").to_string(),
+                format!("token {token} is not in the vocabulary of 4096")
+            );
+            assert_eq!(sequence.tokens(), PROMPT);
+        }
+    }
+    engine.free(sequence);
+}
+
+/// Of a sequence whose newest row was to be computed again, in vain, the row
+/// before may lack its keys: then that is said.
+#[test]
+fn a_row_that_cannot_be_computed_again_is_refused() {
+    let faults = Arc::new(Mutex::new(Faults::default()));
+    let faulty = Faulty {
+        model: model_of(256 << 20),
+        faults: Arc::clone(&faults),
+    };
+    let mut engine = Engine::new(Box::new(faulty), Some(2048)).expect("an engine");
+    let window = engine.pool().layout().classes[PageClass::Sliding as usize].window;
+    let len = 256 + window.expect("sliding layers");
+    let mut sequence = Sequence::new();
+    sequence.push(&long_prompt(len));
+    let nothing = |_| None::<Want>;
+    engine
+        .compute(&mut sequence, nothing, |_, _| ())
+        .expect("a prefill");
+    faults.lock().expect("no panic").pass = true;
+    continued(&mut engine, &mut sequence, 1).expect_err("an ordered fault");
+    let len = len as usize;
+    assert_eq!((sequence.len(), sequence.n_computed()), (len, len - 1));
+    let error = engine.roll_back(&mut sequence, len - 1);
+    let message = format!(
+        "cannot roll back to {} rows: the sliding window's keys before position 256 are released",
+        len - 1
+    );
+    assert_eq!(error.expect_err("released keys").to_string(), message);
+    let found = continued(&mut engine, &mut sequence, 1).expect("the newest row has its keys");
+    assert_eq!(found.len(), 1);
+    engine.free(sequence);
 }

@@ -4,19 +4,14 @@
 //! Cloning a view copies a pointer and a count, never the bytes: weights stay
 //! in the mapping for as long as anything refers to them.
 
+use crate::mapping::Mapping;
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Owner of the memory behind a [`Bytes`].
-trait Owner: Send + Sync {
+pub(crate) trait Owner: Send + Sync {
     fn bytes(&self) -> &[u8];
-}
-
-impl Owner for memmap2::Mmap {
-    fn bytes(&self) -> &[u8] {
-        self
-    }
 }
 
 impl Owner for Vec<u8> {
@@ -47,9 +42,23 @@ impl Bytes {
         }
     }
 
-    /// All bytes of a mapping.
-    pub(crate) fn mapped(map: memmap2::Mmap) -> Bytes {
-        Bytes::whole(map)
+    /// All bytes of a file.
+    pub(crate) fn mapped(mapping: &Arc<Mapping>) -> Bytes {
+        Bytes {
+            owner: Arc::<Mapping>::clone(mapping),
+            range: 0..mapping.bytes().len(),
+        }
+    }
+
+    /// Do these bytes lie in `mapping`?
+    pub(crate) fn is_of(&self, mapping: &Arc<Mapping>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.owner), Arc::as_ptr(mapping))
+    }
+
+    /// Shows the same range of another copy of the file.
+    pub(crate) fn move_to(&mut self, copy: &Arc<Mapping>) {
+        assert_eq!(self.owner.bytes().len(), copy.bytes().len(), "a copy");
+        self.owner = Arc::<Mapping>::clone(copy);
     }
 
     /// The part `range` of these bytes.

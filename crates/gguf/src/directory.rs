@@ -4,8 +4,8 @@
 //! byte after the directory; it is no offset in the file. Tensors may lie in
 //! any order and with gaps, but never share a byte.
 
-use crate::error::shown;
-use crate::reader::{Reader, Section};
+use crate::reader::{MAX_TENSORS, Reader, Section, check_most};
+use crate::shown;
 use crate::{Error, TensorType};
 use std::collections::HashSet;
 
@@ -96,6 +96,7 @@ impl Entry {
 /// Reads `count` entries.
 pub(crate) fn read(reader: &mut Reader<'_>, count: u64) -> Result<Vec<Entry>, Error> {
     reader.check_count(count, LEAST_ENTRY_BYTES, "tensors", Section::Directory)?;
+    check_most(count, MAX_TENSORS, "tensors", Section::Directory)?;
     let mut names = HashSet::new();
     let mut entries = Vec::with_capacity(count as usize);
     for index in 0..count {

@@ -2,8 +2,7 @@
 //!
 //! Messages about the inside of a file do not name the file: [`Error::InFile`]
 //! puts its path in front when it was opened by path. Names that come from a
-//! file are shown escaped and shortened, so that a hostile file cannot write
-//! control characters to a terminal.
+//! file are shown by [`crate::shown`].
 
 use crate::TensorType;
 use std::io;
@@ -60,6 +59,45 @@ pub enum Error {
         error: io::Error,
     },
 
+    /// A mapped file became shorter.
+    #[error(
+        "{}: the file was cut to {found_bytes} bytes while in use, expected {expected_bytes}: \
+         tensor {tensor} is no longer whole",
+        path.display()
+    )]
+    FileCut {
+        /// The path as given.
+        path: PathBuf,
+        /// The first tensor that has lost bytes.
+        tensor: String,
+        /// Bytes of the file now.
+        found_bytes: u64,
+        /// Bytes when it was opened.
+        expected_bytes: u64,
+    },
+    /// There is no memory for a copy of the file.
+    #[error("{}: no memory for its {wanted_bytes} bytes; mapped, it needs none of its own", path.display())]
+    NoMemoryForFile {
+        /// The path as given.
+        path: PathBuf,
+        /// Bytes of the file.
+        wanted_bytes: u64,
+    },
+    /// The system does not let the file be locked in memory.
+    #[error(
+        "{}: cannot lock {wanted_bytes} bytes in memory: {error} (the limit is RLIMIT_MEMLOCK, \
+         `ulimit -l`)",
+        path.display()
+    )]
+    LockRefused {
+        /// The path as given.
+        path: PathBuf,
+        /// Bytes to lock.
+        wanted_bytes: u64,
+        /// The system's reason.
+        error: io::Error,
+    },
+
     /// The first four bytes are not `GGUF`.
     #[error("not a GGUF file: found {found} at the start, expected \"GGUF\"")]
     NotGguf {
@@ -105,6 +143,18 @@ pub enum Error {
         most: u64,
         /// Bytes that are left.
         left_bytes: u64,
+    },
+    /// More entries than is read, whatever the file could hold.
+    #[error("{section}: found {count} {items}, expected at most {most}")]
+    TooMany {
+        /// What announces or holds them.
+        section: String,
+        /// What is counted.
+        items: &'static str,
+        /// How many, as far as they were counted.
+        count: u64,
+        /// The most that is read.
+        most: u64,
     },
     /// Header, metadata and tensor directory are longer than is read.
     #[error("{section}: found a header of more than {limit_bytes} bytes, expected at most that")]
@@ -336,26 +386,4 @@ impl Error {
             error: Box::new(self),
         }
     }
-}
-
-/// Most characters of a file's own name that a message repeats.
-const SHOWN_CHARS: usize = 128;
-
-/// `text` from a file as a message may show it: control characters escaped,
-/// long text shortened.
-pub(crate) fn shown(text: &str) -> String {
-    let mut out = String::new();
-    for (i, c) in text.chars().enumerate() {
-        if i == SHOWN_CHARS {
-            out.push_str("...");
-            break;
-        }
-        // A format or control character can rewrite a terminal's line.
-        if c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ' {
-            out.push(c);
-        } else {
-            out.extend(c.escape_debug());
-        }
-    }
-    out
 }

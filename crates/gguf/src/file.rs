@@ -3,13 +3,13 @@
 //! The tensors of a split model are one list; only here and in `split` is it
 //! visible that they lie in several files.
 
-use crate::error::shown;
 use crate::header::Header;
+use crate::mapping::{Files, Mapping, Progress};
+use crate::shown;
 use crate::{Bytes, Error, Metadata, TensorView, split};
 use std::collections::HashMap;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A checked GGUF file, or all parts of a split one.
 ///
@@ -21,6 +21,7 @@ pub struct Gguf {
     metadata: Metadata,
     tensors: Vec<TensorView>,
     by_name: HashMap<String, usize>,
+    files: Files,
     paths: Vec<PathBuf>,
     headers: Vec<Bytes>,
     file_bytes: u64,
@@ -30,7 +31,7 @@ pub struct Gguf {
 /// One file with its checked header.
 #[derive(Debug)]
 pub(crate) struct Part {
-    pub(crate) path: Option<PathBuf>,
+    pub(crate) mapping: Option<Arc<Mapping>>,
     pub(crate) header: Header,
     pub(crate) bytes: Bytes,
 }
@@ -38,7 +39,7 @@ pub(crate) struct Part {
 impl Part {
     fn read(bytes: Bytes) -> Result<Part, Error> {
         Ok(Part {
-            path: None,
+            mapping: None,
             header: Header::read(&bytes)?,
             bytes,
         })
@@ -46,8 +47,9 @@ impl Part {
 
     /// Maps and checks the file at `path`.
     pub(crate) fn open(path: &Path) -> Result<Part, Error> {
-        let mut part = Part::read(map(path)?).map_err(|e| e.in_file(path))?;
-        part.path = Some(path.to_path_buf());
+        let mapping = Arc::new(Mapping::open(path)?);
+        let mut part = Part::read(Bytes::mapped(&mapping)).map_err(|e| e.in_file(path))?;
+        part.mapping = Some(mapping);
         Ok(part)
     }
 }
@@ -86,13 +88,16 @@ impl Gguf {
             metadata: Metadata::default(),
             tensors: Vec::new(),
             by_name: HashMap::new(),
+            files: Files::default(),
             paths: Vec::new(),
             headers: Vec::new(),
             file_bytes: 0,
             data_bytes: 0,
         };
+        let mut files = Vec::new();
         for part in parts {
             let header = part.header;
+            let mut ends = Vec::new();
             if gguf.headers.is_empty() {
                 gguf.version = header.version;
                 gguf.alignment = header.alignment;
@@ -110,11 +115,12 @@ impl Gguf {
                     .is_some()
                 {
                     let error = Error::DuplicateTensor { name: shown(&name) };
-                    return Err(match &part.path {
-                        Some(path) => error.in_file(path),
+                    return Err(match &part.mapping {
+                        Some(mapping) => error.in_file(&mapping.path),
                         None => error,
                     });
                 }
+                ends.push((name.clone(), start as u64 + entry.bytes));
                 gguf.data_bytes += entry.bytes;
                 gguf.tensors.push(TensorView {
                     name,
@@ -123,9 +129,30 @@ impl Gguf {
                     data: part.bytes.slice(start..start + entry.bytes as usize),
                 });
             }
-            gguf.paths.extend(part.path);
+            if let Some(mapping) = part.mapping {
+                gguf.paths.push(mapping.path.clone());
+                files.push((mapping, ends));
+            }
         }
+        gguf.files = Files::new(files);
         Ok(gguf)
+    }
+
+    /// Reads all files into memory of the process's own, so that they can be
+    /// cut, replaced or unmounted; `progress` is called with the bytes read since
+    /// the last call. Views taken before go on showing the mapped files.
+    ///
+    /// # Errors
+    /// [`Error::NoMemoryForFile`], [`Error::Unreadable`].
+    pub fn read_into_memory(&mut self, progress: Progress<'_>) -> Result<(), Error> {
+        let views = self.tensors.iter_mut().map(|tensor| &mut tensor.data);
+        self.files
+            .read_into_memory(views.chain(&mut self.headers), progress)
+    }
+
+    /// The files as they lie in memory; none for [`Gguf::from_bytes`].
+    pub fn files(&self) -> &Files {
+        &self.files
     }
 
     /// Version of the format: 2 or 3.
@@ -172,61 +199,5 @@ impl Gguf {
     /// identity digest covers beside the tensor data.
     pub fn headers(&self) -> &[Bytes] {
         &self.headers
-    }
-}
-
-/// Maps the file at `path`.
-fn map(path: &Path) -> Result<Bytes, Error> {
-    let unreadable = |error| Error::Unreadable {
-        path: path.to_path_buf(),
-        error,
-    };
-    // Asked before opening: opening a FIFO waits for its other end.
-    let about = match std::fs::metadata(path) {
-        Ok(about) => about,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return Err(Error::Missing {
-                path: path.to_path_buf(),
-            });
-        }
-        Err(e) => return Err(unreadable(e)),
-    };
-    if !about.is_file() {
-        return Err(Error::NotAFile {
-            path: path.to_path_buf(),
-            found: kind(about.file_type()),
-        });
-    }
-    if about.len() == 0 {
-        return Err(Error::Empty {
-            path: path.to_path_buf(),
-        });
-    }
-    let file = File::open(path).map_err(unreadable)?;
-    // SAFETY: the mapping is read-only and private to this process's view; that
-    // nobody shortens the file meanwhile is required by the doc of `Gguf::open`.
-    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(unreadable)?;
-    Ok(Bytes::mapped(map))
-}
-
-/// What a path that is no regular file leads to.
-pub(crate) fn kind(file_type: std::fs::FileType) -> &'static str {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::FileTypeExt;
-        if file_type.is_fifo() {
-            return "FIFO";
-        }
-        if file_type.is_socket() {
-            return "socket";
-        }
-        if file_type.is_char_device() || file_type.is_block_device() {
-            return "device";
-        }
-    }
-    if file_type.is_dir() {
-        "directory"
-    } else {
-        "special file"
     }
 }

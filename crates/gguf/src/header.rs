@@ -9,9 +9,9 @@
 //! that are left, divided by the least that one entry takes.
 
 use crate::directory::{self, Entry};
-use crate::error::shown;
 use crate::metadata::{MAX_ARRAY_DEPTH, MAX_KEY_BYTES, value_type};
-use crate::reader::{Reader, Section};
+use crate::reader::{MAX_KEYS, MAX_NESTED_ARRAYS, Reader, Section, check_most};
+use crate::shown;
 use crate::{Array, Bytes, Error, Metadata, StringArray, Value};
 
 /// The first bytes of every file.
@@ -80,7 +80,9 @@ fn version(reader: &mut Reader<'_>) -> Result<u32, Error> {
 
 fn metadata(reader: &mut Reader<'_>, count: u64, file: &Bytes) -> Result<Metadata, Error> {
     reader.check_count(count, LEAST_KEY_BYTES, "keys", Section::Metadata)?;
+    check_most(count, MAX_KEYS, "keys", Section::Metadata)?;
     let mut metadata = Metadata::default();
+    let mut n_nested = 0;
     for index in 0..count {
         let at = Section::KeyAt { index, count };
         let found_bytes = reader.u64(at)?;
@@ -92,7 +94,14 @@ fn metadata(reader: &mut Reader<'_>, count: u64, file: &Bytes) -> Result<Metadat
             });
         }
         let key = reader.text(found_bytes, at)?;
-        let value = Values { reader, file, key }.value()?;
+        let mut values = Values {
+            reader,
+            file,
+            key,
+            n_nested,
+        };
+        let value = values.value()?;
+        n_nested = values.n_nested;
         if metadata.insert(key, value).is_some() {
             return Err(Error::DuplicateKey { key: shown(key) });
         }
@@ -105,6 +114,8 @@ struct Values<'r, 'a> {
     reader: &'r mut Reader<'a>,
     file: &'r Bytes,
     key: &'a str,
+    /// Arrays in arrays of the whole file so far.
+    n_nested: u64,
 }
 
 /// Declares the readers of scalars and of their arrays, little-endian.
@@ -207,6 +218,15 @@ impl Values<'_, '_> {
             value_type::STRING => Array::String(self.strings(count)?),
             value_type::ARRAY => {
                 self.check_count(count, LEAST_ARRAY_BYTES)?;
+                // Both far below 2^63: the header has no room for more.
+                self.n_nested += count;
+                let section = Section::Key(self.key);
+                check_most(
+                    self.n_nested,
+                    MAX_NESTED_ARRAYS,
+                    "arrays in arrays",
+                    section,
+                )?;
                 let mut arrays = Vec::new();
                 for _ in 0..count {
                     arrays.push(self.array(depth + 1)?);

@@ -3,7 +3,7 @@
 //! Arrays of strings stay in the mapping; they were checked to be UTF-8 and in
 //! bounds when the header was read. All other values are copied out.
 
-use crate::error::shown;
+use crate::shown;
 use crate::{Bytes, Error};
 use indexmap::IndexMap;
 use std::fmt;
@@ -353,14 +353,6 @@ impl Metadata {
     pub fn floats(&self, key: &str) -> Result<Option<&[f32]>, Error> {
         self.typed(key, "array of f32", |v| match v {
             Value::Array(Array::F32(x)) => Some(x.as_slice()),
-            _ => None,
-        })
-    }
-
-    /// An array of truth values.
-    pub fn bools(&self, key: &str) -> Result<Option<&[bool]>, Error> {
-        self.typed(key, "array of bool", |v| match v {
-            Value::Array(Array::Bool(x)) => Some(x.as_slice()),
             _ => None,
         })
     }

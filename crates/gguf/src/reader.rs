@@ -4,13 +4,37 @@
 //! is compared with the bytes that are left before it is used.
 
 use crate::Error;
-use crate::error::shown;
+use crate::shown;
 use std::fmt;
 
 /// Most bytes that magic, metadata and tensor directory may take together:
 /// bounds the memory that a hostile file can make the reader use. A header
 /// with 202,048 tokens and 439,802 merges takes about 16 MB.
 pub(crate) const MAX_HEADER_BYTES: usize = 256 << 20;
+
+/// Most keys, tensors and arrays in arrays of a file. In memory each takes many
+/// times the bytes that it may have in the file; no model comes near.
+pub(crate) const MAX_KEYS: u64 = 1 << 16;
+pub(crate) const MAX_TENSORS: u64 = 1 << 17;
+pub(crate) const MAX_NESTED_ARRAYS: u64 = 1 << 16;
+
+/// Refuses more than `most` of something.
+pub(crate) fn check_most(
+    count: u64,
+    most: u64,
+    items: &'static str,
+    section: Section<'_>,
+) -> Result<(), Error> {
+    if count <= most {
+        return Ok(());
+    }
+    Err(Error::TooMany {
+        section: section.to_string(),
+        items,
+        count,
+        most,
+    })
+}
 
 /// The part of a file that is being read, for messages.
 #[derive(Clone, Copy, Debug)]

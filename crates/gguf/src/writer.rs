@@ -6,11 +6,13 @@
 //! order of the directory, each padded, also the last.
 
 use crate::directory::{MAX_TENSOR_NAME_BYTES, TensorInfo};
-use crate::error::shown;
-use crate::file::kind;
 use crate::header::MAGIC;
+use crate::mapping::kind;
 use crate::metadata::{MAX_ARRAY_DEPTH, MAX_KEY_BYTES, value_type};
-use crate::reader::MAX_HEADER_BYTES;
+use crate::reader::{
+    MAX_HEADER_BYTES, MAX_KEYS, MAX_NESTED_ARRAYS, MAX_TENSORS, Section, check_most,
+};
+use crate::shown;
 use crate::{Array, Error, Metadata, Value};
 use std::collections::HashSet;
 use std::fs::File;
@@ -72,10 +74,13 @@ impl Writer {
             });
         }
         let alignment = metadata.alignment()?;
+        check_most(metadata.len() as u64, MAX_KEYS, "keys", Section::Metadata)?;
+        let n_tensors = tensors.len() as u64;
+        check_most(n_tensors, MAX_TENSORS, "tensors", Section::Directory)?;
         let mut header = Vec::new();
         header.extend_from_slice(&MAGIC);
         put_u32(&mut header, VERSION);
-        put_u64(&mut header, tensors.len() as u64);
+        put_u64(&mut header, n_tensors);
         put_u64(&mut header, metadata.len() as u64);
         put_metadata(&mut header, metadata)?;
         let (plan, data_bytes) = put_directory(&mut header, tensors, alignment)?;
@@ -236,7 +241,13 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
 }
 
 fn put_metadata(out: &mut Vec<u8>, metadata: &Metadata) -> Result<(), Error> {
+    let mut n_nested = 0;
     for (index, (key, value)) in metadata.iter().enumerate() {
+        if let Value::Array(array) = value {
+            n_nested += array.n_nested();
+        }
+        let section = Section::Key(key);
+        check_most(n_nested, MAX_NESTED_ARRAYS, "arrays in arrays", section)?;
         let found_bytes = key.len() as u64;
         if !(1..=MAX_KEY_BYTES).contains(&found_bytes) {
             return Err(Error::KeyLength {
@@ -370,6 +381,14 @@ impl Value {
 }
 
 impl Array {
+    /// Arrays in this one, on all levels.
+    fn n_nested(&self) -> u64 {
+        match self {
+            Array::Array(v) => v.iter().map(|inner| 1 + inner.n_nested()).sum(),
+            _ => 0,
+        }
+    }
+
     /// The format's number of the elements' type.
     fn element_type_id(&self) -> u32 {
         match self {

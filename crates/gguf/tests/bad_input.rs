@@ -159,6 +159,44 @@ fn nesting() {
     check(with_value(9, &nest(1000)), expected);
 }
 
+/// What takes much more memory than bytes of the file is limited by number.
+#[test]
+fn many_small_things() {
+    let empty = array(4, 0, &[]);
+    let nested = |n: usize| array(9, n as u64, &empty.repeat(n));
+    assert_eq!(error_of(with_value(9, &nested(65_536))), "no error");
+    let expected = "metadata key k: found 65537 arrays in arrays, expected at most 65536";
+    check(with_value(9, &nested(65_537)), expected);
+    // Over the levels and over the keys.
+    let levels = array(9, 2, &nested(32_768).repeat(2));
+    let expected = "metadata key k: found 65538 arrays in arrays, expected at most 65536";
+    check(with_value(9, &levels), expected);
+    let two = [key("a", 9, &nested(65_535)), key("b", 9, &nested(2))];
+    check(
+        file(&two, &[], 0),
+        "metadata key b: found 65537 arrays in arrays, expected at most 65536",
+    );
+
+    let keys = |n: usize| -> Vec<Vec<u8>> { (0..n).map(|i| key(i.to_string(), 0, &[1])).collect() };
+    assert_eq!(error_of(file(&keys(65_536), &[], 0)), "no error");
+    check(
+        file(&keys(65_537), &[], 0),
+        "metadata: found 65537 keys, expected at most 65536",
+    );
+    let entries: Vec<Vec<u8>> = (0..131_073)
+        .map(|i| entry(i.to_string(), &[8], 0, i * 32))
+        .collect();
+    let data_bytes = entries.len() * 32;
+    assert_eq!(
+        error_of(file(&[], &entries[1..], data_bytes + 32)),
+        "no error"
+    );
+    check(
+        file(&[], &entries, data_bytes),
+        "tensor directory: found 131073 tensors, expected at most 131072",
+    );
+}
+
 #[test]
 fn alignment() {
     let with = |ty: u32, value: &[u8]| file(&[key("general.alignment", ty, value)], &[], 0);
@@ -396,6 +434,16 @@ fn unreadable_files() {
         Ok(_) => assert!(Gguf::open(&locked).is_ok()),
         Err(_) => check_path(&locked, "cannot be read: Permission denied (os error 13)"),
     }
+    // What not even the superuser can open: a path through a file, too long a
+    // name.
+    check_path(
+        &locked.join("inside.gguf"),
+        "cannot be read: Not a directory (os error 20)",
+    );
+    check_path(
+        &folder.path().join("n".repeat(300)),
+        "cannot be read: File name too long (os error 36)",
+    );
 }
 
 /// Opens whatever the bytes are; if they open, all of them can be read.

@@ -295,7 +295,7 @@ fn normal_weights_keep_their_precision() {
         (TensorType::Q4_0, 0.0850),
     ];
     for (ty, limit) in limits {
-        let found = rms_error(ty, &x) / rms(x.iter().copied());
+        let found = relative_error(ty, &x);
         assert!(
             found < limit,
             "{ty}: relative RMS error {found}, limit {limit}"
@@ -304,6 +304,47 @@ fn normal_weights_keep_their_precision() {
             found > limit * 0.9,
             "{ty}: {found} is far below the limit {limit}: tighten it"
         );
+    }
+}
+
+/// Relative RMS error of `x`.
+fn relative_error(ty: TensorType, x: &[f32]) -> f32 {
+    rms_error(ty, x) / rms(x.iter().copied())
+}
+
+/// Where the super-block's scale is a few units of the smallest f16, the
+/// nearest one may be too small to reach the largest element.
+#[test]
+fn tiny_weights_are_not_cut_off() {
+    const UNIT: f32 = 1.0 / (1 << 24) as f32;
+    let cases = [
+        (TensorType::Q4_K, 15.0 * 63.0, 0.035),
+        (TensorType::Q5_K, 31.0 * 63.0, 0.018),
+        (TensorType::Q6_K, 32.0 * 127.0, 0.011),
+    ];
+    for (ty, top, limit) in cases {
+        for step in 0..=80 {
+            let units = 1.0 + step as f32 * 0.025;
+            let largest = top * UNIT * units;
+            let element = |i: i32| match ty {
+                TensorType::Q6_K => largest * ((i * 7 % 33) as f32 / 16.0 - 1.0),
+                _ => largest * (i * 7 % 33) as f32 / 32.0,
+            };
+            let x: Vec<f32> = (0..256).map(element).collect();
+            let found = relative_error(ty, &x);
+            assert!(found < limit, "{ty}, {units} units: {found}");
+        }
+    }
+}
+
+/// Elements far above 0: the best line through them does not start at or below
+/// 0, as the format needs.
+#[test]
+fn weights_of_one_sign_have_the_best_scale() {
+    let x: Vec<f32> = (0..256).map(|i| 1.0 + (i * 7 % 32) as f32 / 31.0).collect();
+    for (ty, limit) in [(TensorType::Q4_K, 0.0245), (TensorType::Q5_K, 0.0111)] {
+        let found = relative_error(ty, &x);
+        assert!(found < limit, "{ty}: {found}");
     }
 }
 

@@ -166,6 +166,23 @@ fn what_no_reader_takes_is_not_written() {
             "metadata key deep: found arrays nested deeper than 4 levels",
         ),
         (
+            with(
+                "many",
+                Value::Array(Array::Array(vec![Array::Array(Vec::new()); 65_537])),
+            ),
+            "metadata key many: found 65537 arrays in arrays, expected at most 65536",
+        ),
+        (
+            (0..65_537).map(|i| (i.to_string(), Value::U8(1))).fold(
+                Metadata::default(),
+                |mut metadata, (key, value)| {
+                    metadata.insert(key, value);
+                    metadata
+                },
+            ),
+            "metadata: found 65537 keys, expected at most 65536",
+        ),
+        (
             with("general.alignment", Value::U32(48)),
             "metadata key general.alignment: found 48, expected a power of two from 8 to 1048576",
         ),
@@ -182,6 +199,10 @@ fn what_no_reader_takes_is_not_written() {
         (
             vec![info("", ty, &[1])],
             "tensor directory, entry 1 of 1: found a tensor name of 0 bytes, expected 1 to 127",
+        ),
+        (
+            vec![info("t", ty, &[1]); 131_073],
+            "tensor directory: found 131073 tensors, expected at most 131072",
         ),
         (
             vec![info("t", ty, &[1]), info("t", ty, &[2])],

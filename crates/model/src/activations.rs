@@ -28,23 +28,44 @@ pub struct Activations<B: Backend> {
 impl<B: Backend> Activations<B> {
     /// Buffers for a model.
     pub fn new(be: &mut B, c: &Config) -> Result<Activations<B>, DeviceError> {
+        let [x, h, q, k, v, gate, attn, ff, up, out] = all_cols(c);
+        let [normed, logits] = wanted_cols(c);
         let mut all = |cols| be.alloc(RowSet::All, cols);
-        let (n_q, n_kv) = (c.n_q(), c.n_kv());
         Ok(Activations {
-            x: all(c.n_embd)?,
-            h: all(c.n_embd)?,
-            q: all(n_q)?,
-            k: all(n_kv)?,
-            v: all(n_kv)?,
-            gate: all(n_q)?,
-            attn: all(n_q)?,
-            ff: all(c.n_ff)?,
-            up: all(c.n_ff)?,
-            out: all(c.n_embd)?,
-            normed: be.alloc(RowSet::Wanted, c.n_embd)?,
-            logits: be.alloc(RowSet::Wanted, c.n_vocab)?,
+            x: all(x)?,
+            h: all(h)?,
+            q: all(q)?,
+            k: all(k)?,
+            v: all(v)?,
+            gate: all(gate)?,
+            attn: all(attn)?,
+            ff: all(ff)?,
+            up: all(up)?,
+            out: all(out)?,
+            normed: be.alloc(RowSet::Wanted, normed)?,
+            logits: be.alloc(RowSet::Wanted, logits)?,
         })
     }
+}
+
+/// Columns of the buffers with all rows, in the order of [`Activations`].
+fn all_cols(c: &Config) -> [usize; 10] {
+    let (n_embd, n_q, n_kv, n_ff) = (c.n_embd, c.n_q(), c.n_kv(), c.n_ff);
+    [
+        n_embd, n_embd, n_q, n_kv, n_kv, n_q, n_q, n_ff, n_ff, n_embd,
+    ]
+}
+
+/// Columns of the buffers with the wanted rows.
+fn wanted_cols(c: &Config) -> [usize; 2] {
+    [c.n_embd, c.n_vocab]
+}
+
+/// Bytes that the buffers take once a pass had `rows` rows, `wanted` of them wanted.
+pub fn activation_bytes(c: &Config, rows: usize, wanted: usize) -> u64 {
+    let all = rows * all_cols(c).iter().sum::<usize>();
+    let wanted = wanted * wanted_cols(c).iter().sum::<usize>();
+    ((all + wanted) * size_of::<f32>()) as u64
 }
 
 /// Captures the residual stream at chosen places, side by side, for a drafter.

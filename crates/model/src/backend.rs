@@ -156,7 +156,8 @@ pub trait Backend: Sized + Send {
     /// Reads a buffer's rows of the current step, `[rows, cols]`.
     fn read(&mut self, x: &Self::Buf) -> Result<Vec<f32>, DeviceError>;
 
-    /// Reads back what is wanted of each wanted row of `logits`.
+    /// Reads back what is wanted of each wanted row of `logits`, as
+    /// [`crate::select`] says.
     fn select(&mut self, logits: &Self::Buf, want: &[Want]) -> Result<Outputs, DeviceError> {
         let values = self.read(logits)?;
         let n_vocab = values.len() / want.len().max(1);
@@ -250,7 +251,8 @@ pub trait Backend: Sized + Send {
     /// `out` = the wanted rows of `x`.
     fn gather(&mut self, out: &mut Self::Buf, x: &Self::Buf);
 
-    /// `x *= scale`, then `x = cap * tanh(x / cap)` if there is a cap.
+    /// `x *= scale`, then `x = cap * tanh(x / cap)` if there is a cap and `x` is
+    /// finite: the cap must not hide an infinity from [`Backend::select`].
     fn softcap(&mut self, x: &mut Self::Buf, scale: f32, cap: Option<f32>);
 
     /// Copies `x` into the columns of `out` from `first_col` on.

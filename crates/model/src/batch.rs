@@ -182,22 +182,24 @@ pub enum RowOutput {
 /// What a pass gives back: one entry per wanted row, in order.
 pub type Outputs = Vec<RowOutput>;
 
-/// The specification of reading back: what `want` asks of a row of logits.
+/// The specification of reading back: what `want` asks of a row of logits. The
+/// two zeros are one value to every order here.
 pub fn select(logits: &[f32], want: Want) -> RowOutput {
     if let Some(token) = logits.iter().position(|v| !v.is_finite()) {
         return RowOutput::NonFinite {
             token: token as u32,
         };
     }
-    let better = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    // Adding 0 makes one zero of the two.
+    let order = |v: f32| v + 0.0;
+    let better = |a: &(u32, f32), b: &(u32, f32)| {
+        let by_logit = order(b.1).total_cmp(&order(a.1));
+        by_logit.then(a.0.cmp(&b.0))
+    };
     match want {
         Want::Argmax => {
-            let (mut token, mut logit) = (0, f32::NEG_INFINITY);
-            for (id, &v) in logits.iter().enumerate() {
-                if v > logit {
-                    (token, logit) = (id as u32, v);
-                }
-            }
+            let ids = (0..).zip(logits.iter().copied());
+            let (token, logit) = ids.min_by(better).expect("a row has a logit");
             RowOutput::Argmax { token, logit }
         }
         Want::TopK { k, logsumexp } => {

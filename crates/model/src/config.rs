@@ -9,13 +9,21 @@
 use crate::Error;
 use crate::kv::{ClassLayout, KvLayout, KvType, PageClass};
 use crate::rope::{Pairing, Rope, RopeScaling};
-use gguf::{Array, Metadata, Value};
+use gguf::{Array, Metadata, Value, shown};
 use std::fmt::Display;
 
 /// Epsilon of the norms after attention and after the feed-forward part.
 const POST_NORM_EPS: f32 = 1e-8;
 /// The period of the layer pattern where the file does not name it.
 const DEFAULT_PATTERN_PERIOD: usize = 4;
+/// Limits that no model reaches. They keep products of lengths far from
+/// overflow, and memory small until the tensors' shapes have been checked.
+const MOST_ELEMENTS: u32 = 1 << 24;
+const MOST_LAYERS: u32 = 4096;
+const MOST_HEADS: u32 = 1 << 16;
+const MOST_HEAD_DIM: u32 = 1 << 16;
+/// Of the keys and values of one position in all layers, in f32.
+const MOST_POSITION_BYTES: usize = 256 << 20;
 /// Names a file may have in `general.architecture`.
 pub const SUPPORTED: &str = "muse-glimmer, llama";
 
@@ -94,7 +102,7 @@ impl Config {
                 why: "it says which graph computes the model",
             }),
             other => Err(Error::ArchitectureUnknown {
-                found: other.to_string(),
+                found: shown(other),
                 supported: SUPPORTED,
             }),
         }
@@ -173,12 +181,15 @@ fn muse_glimmer(keys: &Keys<'_>) -> Result<Config, Error> {
     // Only sliding layers turn, so the base for sliding layers wins where a file has both.
     let base = keys.positive("rope.freq_base", "sliding layers turn by it")?;
     let base = keys.positive_or_none("rope.freq_base_swa")?.unwrap_or(base);
-    keys.refuse_rope_scaling()?;
-    if let Some(n_rot) = keys.u32("rope.dimension_count")?
-        && n_rot as usize != shape.head_dim
-    {
-        return Err(keys.value("rope.dimension_count", &n_rot, &shape.head_dim));
-    }
+    keys.refuse_other_rope(shape.head_dim)?;
+    keys.refuse_uncomputed(
+        &[
+            "attention.sliding_window_pattern",
+            "final_logit_softcapping",
+            "rope.freq_base_swa",
+        ],
+        shape.head_dim,
+    )?;
     let rope = Rope::new(Pairing::Neighbours, shape.head_dim, base, RopeScaling::None);
     Ok(Config {
         architecture: Architecture::MuseGlimmer,
@@ -201,11 +212,12 @@ fn muse_glimmer(keys: &Keys<'_>) -> Result<Config, Error> {
 
 fn llama(keys: &Keys<'_>) -> Result<Config, Error> {
     let shape = Shape::read(keys)?;
-    if let Some(n) = keys.u32("expert_count")?
-        && n > 0
-    {
-        return Err(keys.value("expert_count", &n, &"0 (mixtures of experts have no graph)"));
-    }
+    let scaling = keys.rope_scaling()?;
+    let computed: &[&str] = match scaling {
+        RopeScaling::Yarn { .. } => &["rope.scaling.attn_factor"],
+        RopeScaling::None | RopeScaling::Linear { .. } => &[],
+    };
+    keys.refuse_uncomputed(computed, shape.head_dim)?;
     // Mistral 7B v0.1 slides on every layer; the others see everything.
     let window = keys.u32("attention.sliding_window")?.filter(|&w| w > 0);
     let n_rot = keys.u32("rope.dimension_count")?.map(|n| n as usize);
@@ -229,7 +241,7 @@ fn llama(keys: &Keys<'_>) -> Result<Config, Error> {
         layers: number_layers(&is_sliding, window, |_| true),
         norm_eps: keys.positive("attention.layer_norm_rms_epsilon", "the norms need it")?,
         post_norm_eps: POST_NORM_EPS,
-        rope: Rope::new(Pairing::Neighbours, n_rot, base, keys.rope_scaling()?),
+        rope: Rope::new(Pairing::Neighbours, n_rot, base, scaling),
         logit_scale: keys.positive_or_none("logit_scale")?.unwrap_or(1.0),
         logit_cap: None,
     })
@@ -247,20 +259,33 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// # Errors
+    /// [`Error::KeyMissing`], [`Error::KeyValue`], also for lengths whose
+    /// product is beyond every model.
     pub(crate) fn read(keys: &Keys<'_>) -> Result<Shape, Error> {
+        const HEADS_WHY: &str = "attention needs it";
         let n_embd = keys.count("embedding_length", "every layer has this width")?;
-        let n_head = keys.count("attention.head_count", "attention needs it")?;
+        let n_head = keys.count_up_to(MOST_HEADS, "attention.head_count", HEADS_WHY)?;
         let n_head_kv = match keys.u32("attention.head_count_kv")? {
             None if keys.prefix == "llama" => n_head,
-            _ => keys.count("attention.head_count_kv", "attention needs it")?,
+            _ => keys.count_up_to(MOST_HEADS, "attention.head_count_kv", HEADS_WHY)?,
         };
         if n_head % n_head_kv != 0 {
             let expected = format!("a divisor of the {n_head} query heads");
             return Err(keys.value("attention.head_count_kv", &n_head_kv, &expected));
         }
         let head_dim = match keys.u32("attention.key_length")? {
-            None if keys.prefix == "llama" && n_embd % n_head == 0 => n_embd / n_head,
-            _ => keys.count("attention.key_length", "it is the width of a head")?,
+            None if keys.prefix == "llama"
+                && n_embd % n_head == 0
+                && n_embd / n_head <= MOST_HEAD_DIM as usize =>
+            {
+                n_embd / n_head
+            }
+            _ => keys.count_up_to(
+                MOST_HEAD_DIM,
+                "attention.key_length",
+                "it is the width of a head",
+            )?,
         };
         let value_dim = match keys.u32("attention.value_length")? {
             None if keys.prefix == "llama" => head_dim,
@@ -273,14 +298,29 @@ impl Shape {
         if !head_dim.is_multiple_of(2) {
             return Err(keys.value("attention.key_length", &head_dim, &"an even number"));
         }
+        let n_layer = keys.count_up_to(MOST_LAYERS, "block_count", "it is the number of layers")?;
+        let position_bytes = n_layer * 2 * n_head_kv * head_dim * size_of::<f32>();
+        if position_bytes > MOST_POSITION_BYTES {
+            let expected = format!(
+                "less: keys and values of a position in {n_layer} layers of {n_head_kv} heads \
+                 would take {position_bytes} bytes, at most {MOST_POSITION_BYTES} are possible"
+            );
+            return Err(keys.value("attention.key_length", &head_dim, &expected));
+        }
         Ok(Shape {
-            n_layer: keys.count("block_count", "it is the number of layers")?,
+            n_layer,
             n_embd,
             n_ff: keys.count(
                 "feed_forward_length",
                 "the feed-forward part has this width",
             )?,
-            n_ctx: keys.count("context_length", "it is the longest sequence")?,
+            n_ctx: match keys.count("context_length", "it is the longest sequence")? {
+                1 => {
+                    let expected = "at least 2: a token and the one after it";
+                    return Err(keys.value("context_length", &1, &expected));
+                }
+                n_ctx => n_ctx,
+            },
             n_head,
             n_head_kv,
             head_dim,
@@ -307,7 +347,7 @@ impl<'a> Keys<'a> {
     pub(crate) fn value(&self, key: &str, found: &dyn Display, expected: &dyn Display) -> Error {
         Error::KeyValue {
             key: self.full(key),
-            found: found.to_string(),
+            found: shown(&found.to_string()),
             expected: expected.to_string(),
         }
     }
@@ -321,19 +361,35 @@ impl<'a> Keys<'a> {
         Ok(self.meta.u32(&self.full(key))?)
     }
 
-    /// A required length: at least 1, at most 2^24, which no model reaches and
-    /// which keeps products of lengths far from overflow.
+    pub(crate) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        Ok(self.meta.f32(&self.full(key))?)
+    }
+
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        Ok(self.meta.bool(&self.full(key))?)
+    }
+
+    /// Is there the key, whatever its value?
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.meta.get(&self.full(key)).is_some()
+    }
+
+    /// A required length: at least 1, at most 2^24.
     pub(crate) fn count(&self, key: &str, why: &'static str) -> Result<usize, Error> {
+        self.count_up_to(MOST_ELEMENTS, key, why)
+    }
+
+    /// A required length from 1 to `most`.
+    fn count_up_to(&self, most: u32, key: &str, why: &'static str) -> Result<usize, Error> {
         let value = self.u32(key)?.ok_or_else(|| self.missing(key, why))?;
-        if value == 0 || value > 1 << 24 {
-            return Err(self.value(key, &value, &"a number from 1 to 16777216"));
+        if value == 0 || value > most {
+            return Err(self.value(key, &value, &format!("a number from 1 to {most}")));
         }
         Ok(value as usize)
     }
 
     pub(crate) fn positive_or_none(&self, key: &str) -> Result<Option<f32>, Error> {
-        let value = self.meta.f32(&self.full(key))?;
-        match value {
+        match self.f32(key)? {
             Some(v) if !(v.is_finite() && v > 0.0) => {
                 Err(self.value(key, &v, &"a positive finite number"))
             }
@@ -377,45 +433,73 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn refuse_rope_scaling(&self) -> Result<(), Error> {
-        match self.rope_scaling()? {
-            RopeScaling::None => Ok(()),
-            RopeScaling::Linear { factor } | RopeScaling::Yarn { factor, .. } => Err(self.value(
-                "rope.scaling.factor",
-                &factor,
-                &"no scaling: this model has none",
-            )),
+    /// Refuses a rotation of a part of the head, or one with scaling.
+    pub(crate) fn refuse_other_rope(&self, head_dim: usize) -> Result<(), Error> {
+        let scaling = match self.rope_scaling()? {
+            RopeScaling::None => None,
+            RopeScaling::Linear { factor } | RopeScaling::Yarn { factor, .. } => Some(factor),
+        };
+        if let Some(factor) = scaling {
+            let expected = "no scaling: this model has none";
+            return Err(self.value("rope.scaling.factor", &factor, &expected));
         }
+        if let Some(n_rot) = self.u32("rope.dimension_count")?
+            && n_rot as usize != head_dim
+        {
+            return Err(self.value("rope.dimension_count", &n_rot, &head_dim));
+        }
+        Ok(())
     }
 
     /// The scaling keys, in the current form and the old linear one.
     fn rope_scaling(&self) -> Result<RopeScaling, Error> {
         let kind = self.meta.str(&self.full("rope.scaling.type"))?;
-        let factor = || self.positive("rope.scaling.factor", "the scaling needs its factor");
-        match kind {
-            Some("none") | Some("") => Ok(RopeScaling::None),
-            None => Ok(match self.positive_or_none("rope.scale_linear")? {
-                Some(factor) if factor != 1.0 => RopeScaling::Linear { factor },
-                _ => RopeScaling::None,
-            }),
-            Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
-            Some("yarn") => {
-                let or = |key, default| {
-                    let value = self.positive_or_none(key)?;
-                    Ok::<f32, Error>(value.unwrap_or(default))
-                };
-                Ok(RopeScaling::Yarn {
-                    factor: factor()?,
-                    original_context: self.count(
-                        "rope.scaling.original_context_length",
-                        "YaRN's ramp depends on it",
-                    )? as u32,
-                    beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
-                    beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
-                    attention_factor: or("rope.scaling.attn_factor", 1.0)?,
-                })
+        let factor = self.positive_or_none("rope.scaling.factor")?;
+        let old = self.positive_or_none("rope.scale_linear")?;
+        let linear = |factor: f32| match factor {
+            1.0 => RopeScaling::None,
+            factor => RopeScaling::Linear { factor },
+        };
+        let needed = || {
+            factor
+                .ok_or_else(|| self.missing("rope.scaling.factor", "the scaling needs its factor"))
+        };
+        let scaling = match kind {
+            Some("none" | "") => RopeScaling::None,
+            None if factor.is_some_and(|factor| factor != 1.0) => {
+                let why = "rope.scaling.factor alone does not say how it is to be used";
+                return Err(self.missing("rope.scaling.type", why));
             }
-            Some(other) => Err(self.value("rope.scaling.type", &other, &"none, linear or yarn")),
+            None => return Ok(linear(old.unwrap_or(1.0))),
+            Some("linear") => linear(needed()?),
+            Some("yarn") => self.yarn(needed()?)?,
+            Some(other) => {
+                return Err(self.value("rope.scaling.type", &other, &"none, linear or yarn"));
+            }
+        };
+        match old {
+            Some(old) if old != 1.0 && scaling != linear(old) => {
+                let expected = "the same as the rope.scaling keys say, or no such key";
+                Err(self.value("rope.scale_linear", &old, &expected))
+            }
+            _ => Ok(scaling),
         }
+    }
+
+    fn yarn(&self, factor: f32) -> Result<RopeScaling, Error> {
+        let or = |key, default| {
+            let value = self.positive_or_none(key)?;
+            Ok::<f32, Error>(value.unwrap_or(default))
+        };
+        Ok(RopeScaling::Yarn {
+            factor,
+            original_context: self.count(
+                "rope.scaling.original_context_length",
+                "YaRN's ramp depends on it",
+            )? as u32,
+            beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
+            attention_factor: or("rope.scaling.attn_factor", 1.0)?,
+        })
     }
 }

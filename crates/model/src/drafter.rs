@@ -10,13 +10,13 @@
 
 use crate::activations::Taps;
 use crate::backend::{BlockAttention, BlockWindow, KvLayer, RowSet};
-use crate::batch::{Batch, Input, Row};
+use crate::batch::{Batch, Tables};
 use crate::config::{Config, Keys, Shape};
 use crate::kv::{ClassLayout, PageClass};
 use crate::rope::{Pairing, Rope, RopeScaling};
 use crate::weights::Loader;
 use crate::{Backend, DeviceError, Error};
-use gguf::{Gguf, Metadata};
+use gguf::{Gguf, Metadata, shown};
 
 /// How far a block row looks back in a sliding layer of window W.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -63,12 +63,21 @@ impl DrafterConfig {
     ) -> Result<DrafterConfig, Error> {
         let found = meta.str("general.architecture")?.unwrap_or("");
         if found != "dflash" {
-            let what = format!("its architecture is {found:?}, not \"dflash\"");
+            let what = format!("its architecture is \"{}\", not \"dflash\"", shown(found));
             return Err(Error::DrafterUnsupported(what));
         }
         let keys = Keys::new(meta, "dflash");
         refuse_unknown_forms(meta)?;
         let shape = Shape::read(&keys)?;
+        keys.refuse_other_rope(shape.head_dim)?;
+        keys.refuse_uncomputed(
+            &[
+                "attention.causal",
+                "attention.sliding_window_pattern",
+                "final_logit_softcapping",
+            ],
+            shape.head_dim,
+        )?;
         let base = keys.positive("rope.freq_base", "every layer turns by it")?;
         let block_size = keys.count("block_size", "it is the rows of a block")?;
         if block_size < 2 {
@@ -223,7 +232,13 @@ fn target_places(keys: &Keys<'_>, meta: &Metadata) -> Result<Vec<usize>, Error> 
         key: format!("dflash.{KEY}"),
         why: "the context features come from these layers",
     })?;
-    let found = || format!("{places:?}");
+    let found = || {
+        let mut texts: Vec<String> = places.iter().take(8).map(i64::to_string).collect();
+        if places.len() > texts.len() {
+            texts.push(format!("... ({} numbers)", places.len()));
+        }
+        format!("[{}]", texts.join(", "))
+    };
     if places.is_empty() {
         return Err(keys.value(KEY, &found(), &"at least one layer"));
     }
@@ -437,24 +452,38 @@ pub struct DraftRequest {
 
 /// The rows of a drafting pass: each request's anchor and masks, from the
 /// sequence's next position on; all rows but the anchors are wanted.
+///
+/// # Errors
+/// [`Error::SequenceUnknown`], [`Error::DraftedTwice`], [`Error::DraftLength`].
 pub(crate) fn block_batch(
     requests: &[DraftRequest],
-    len_of: impl Fn(u32) -> u32,
-    mask: u32,
-) -> Batch {
+    tables: &Tables<'_>,
+    config: &DrafterConfig,
+) -> Result<Batch, Error> {
+    let n_sequences = tables.len();
+    let most = config.block_size - 1;
+    let mut has_block = vec![false; n_sequences];
     let mut batch = Batch::default();
-    for request in requests {
-        let start = len_of(request.seq);
-        for j in 0..=request.n_draft as u32 {
-            if j > 0 {
-                batch.wanted.push(batch.rows.len() as u32);
-            }
-            batch.rows.push(Row {
-                input: Input::Token(if j == 0 { request.anchor } else { mask }),
-                pos: start + j,
-                seq: request.seq,
-            });
+    for &DraftRequest {
+        seq,
+        anchor,
+        n_draft,
+    } in requests
+    {
+        let Some(pages) = tables.get(seq as usize) else {
+            return Err(Error::SequenceUnknown { seq, n_sequences });
+        };
+        if std::mem::replace(&mut has_block[seq as usize], true) {
+            return Err(Error::DraftedTwice { seq });
         }
+        if !(1..=most).contains(&n_draft) {
+            let found = n_draft;
+            return Err(Error::DraftLength { found, most });
+        }
+        let masks = vec![config.mask_token; n_draft];
+        batch.push(seq, pages.len(), &[&[anchor], &masks[..]].concat());
+        let end = batch.rows.len();
+        batch.wanted.extend(end as u32 - n_draft as u32..end as u32);
     }
-    batch
+    Ok(batch)
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with a model file, a page table or a device.
 
-use crate::kv::PageClass;
+use crate::kv::{PageClass, PageId};
 
 /// Why a model could not be loaded or a sequence not be changed.
 #[derive(Debug, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum Error {
     #[error(transparent)]
     Gguf(#[from] gguf::Error),
     /// The file's architecture has no graph here.
-    #[error("architecture {found:?} is not supported; supported: {supported}")]
+    #[error("architecture \"{found}\" is not supported; supported: {supported}")]
     ArchitectureUnknown {
         /// `general.architecture` of the file.
         found: String,
@@ -123,6 +123,61 @@ pub enum Error {
         token: u32,
         /// Size of the vocabulary.
         n_vocab: usize,
+    },
+    /// A pass has more rows than the device takes.
+    #[error("a pass of {found} rows, expected at most {most}")]
+    TooManyRows {
+        /// Rows of the pass.
+        found: usize,
+        /// Rows of the largest pass.
+        most: usize,
+    },
+    /// A row or a request names a sequence that the pass does not have.
+    #[error("sequence {seq} is not one of the {n_sequences} of the pass")]
+    SequenceUnknown {
+        /// The index given.
+        seq: u32,
+        /// Sequences of the pass.
+        n_sequences: usize,
+    },
+    /// The wanted rows of a pass are not ascending, or not all there.
+    #[error("wanted row {found}: expected indices into {rows} rows, ascending, each once")]
+    WantedRow {
+        /// The first index that is wrong.
+        found: u32,
+        /// Rows of the pass.
+        rows: usize,
+    },
+    /// One sequence has two blocks in a drafting pass: their rows would see
+    /// each other.
+    #[error("sequence {seq} has two requests in one drafting pass, expected one")]
+    DraftedTwice {
+        /// Index of the sequence in the pass.
+        seq: u32,
+    },
+    /// A block of another length than the drafter can propose.
+    #[error("a draft of {found} tokens, expected 1 to {most}")]
+    DraftLength {
+        /// Tokens asked for.
+        found: usize,
+        /// Tokens of the longest draft.
+        most: usize,
+    },
+    /// A page id that the pool of this model cannot have given out.
+    #[error("page {} is not one of the {class} pages that this model can have", page.0)]
+    PageUnknown {
+        /// Class asked for.
+        class: PageClass,
+        /// The id.
+        page: PageId,
+    },
+    /// More rows of a page than it holds.
+    #[error("{rows} rows of a {class} page, expected at most 256")]
+    PageRows {
+        /// Class of the page.
+        class: PageClass,
+        /// Rows asked for.
+        rows: usize,
     },
     /// A page from outside is not what it says.
     #[error(

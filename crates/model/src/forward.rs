@@ -5,15 +5,15 @@
 //! its drafter, so that the drafter uses the target's embedding and head in
 //! place.
 
-use crate::activations::Activations;
+use crate::activations::{Activations, activation_bytes};
 use crate::backend::{Backend, Caps, PageData};
-use crate::batch::{Batch, Input, Outputs, Step, Tables, Want};
+use crate::batch::{Batch, Input, Outputs, Row, Step, Tables, Want};
 use crate::config::{Architecture, Config};
 use crate::drafter::{DraftRequest, Drafter, DrafterConfig, WindowConvention, block_batch};
 use crate::kv::{KvLayout, KvType, PAGE_ROWS, PageClass, PageCopy, PageId};
 use crate::weights::Weights;
 use crate::{Error, graph_llama, graph_muse_glimmer, vocabulary_digest};
-use gguf::Gguf;
+use gguf::{Files, Gguf};
 
 /// Settings of a model's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,16 @@ pub struct Capacity {
     pub layout: KvLayout,
     /// Slabs that fit the bytes given.
     pub max_slabs: usize,
+    /// Bytes of activations once a prompt was computed in passes as large as the
+    /// device takes.
+    pub activation_bytes: u64,
+}
+
+impl Capacity {
+    /// Bytes beside the weights, once all pages are in use.
+    pub fn bytes(&self) -> u64 {
+        (self.max_slabs * self.layout.slab_bytes()) as u64 + self.activation_bytes
+    }
 }
 
 /// A loaded model, whatever its graph and device.
@@ -58,8 +68,13 @@ pub trait Forward: Send {
     /// row (one entry each).
     ///
     /// # Errors
-    /// [`Error::Discontinuity`] and [`Error::TokenUnknown`] before anything is
-    /// computed; [`Error::Device`].
+    /// Before anything is computed: [`Error::Gguf`] if a mapped file was cut,
+    /// [`Error::TooManyRows`], [`Error::SequenceUnknown`], [`Error::Discontinuity`],
+    /// [`Error::TokenUnknown`], [`Error::WantedRow`]. Then [`Error::Device`].
+    ///
+    /// # Panics
+    /// If there is not one want for each wanted row, or a sequence has no pages
+    /// for its rows.
     fn pass(&mut self, batch: &Batch, tables: &Tables<'_>, want: &[Want])
     -> Result<Outputs, Error>;
 
@@ -77,9 +92,14 @@ pub trait Forward: Send {
     /// Proposes a block for each request; gives back what `want` says of each
     /// proposed position, request by request.
     ///
+    /// # Errors
+    /// Before anything is computed: [`Error::Gguf`] as above, [`Error::DraftLength`],
+    /// [`Error::DraftedTwice`], [`Error::TooManyRows`],
+    /// [`Error::SequenceUnknown`], [`Error::TokenUnknown`]. Then
+    /// [`Error::Device`].
+    ///
     /// # Panics
-    /// If no drafter is attached, or a request proposes no token or more than
-    /// a block holds.
+    /// If no drafter is attached.
     fn draft(
         &mut self,
         requests: &[DraftRequest],
@@ -87,7 +107,11 @@ pub trait Forward: Send {
         want: Want,
     ) -> Result<Vec<Outputs>, Error>;
 
-    /// The first `rows` rows of a page, in canonical form.
+    /// The first `rows` rows of a page, in canonical form. Rows that no pass
+    /// has written hold anything.
+    ///
+    /// # Errors
+    /// [`Error::PageUnknown`], [`Error::PageRows`], [`Error::Device`].
     fn export_page(
         &mut self,
         class: PageClass,
@@ -98,11 +122,16 @@ pub trait Forward: Send {
     /// Fills a page from its canonical form.
     ///
     /// # Errors
-    /// [`Error::PageData`] if the data does not have the rows it claims.
+    /// [`Error::PageUnknown`]; [`Error::PageData`] if the data does not have the
+    /// rows it claims; [`Error::Device`].
     fn import_page(&mut self, class: PageClass, page: PageId, data: &PageData)
     -> Result<(), Error>;
 
     /// Carries out copies of partly filled pages.
+    ///
+    /// # Errors
+    /// [`Error::PageUnknown`], [`Error::PageRows`], [`Error::Device`]; the target
+    /// pages hold anything then.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Error>;
 }
 
@@ -131,6 +160,8 @@ pub struct Model<B: Backend> {
     layout: KvLayout,
     options: Options,
     drafter: Option<Drafter<B>>,
+    /// Where the weights lie: of the target, then of the drafter.
+    files: Vec<Files>,
     vocabulary: [u8; 32],
     /// Slabs made so far.
     n_slabs: usize,
@@ -175,6 +206,7 @@ impl<B: Backend> Model<B> {
             layout,
             options,
             drafter: None,
+            files: vec![file.files().clone()],
             n_slabs: 0,
         })
     }
@@ -186,12 +218,8 @@ impl<B: Backend> Model<B> {
 
     /// Checks a batch against the sequences it extends.
     fn check(&self, batch: &Batch, tables: &Tables<'_>, want: &[Want]) -> Result<(), Error> {
-        let (rows, max_rows) = (batch.rows.len(), self.be.caps().max_rows);
-        assert!(
-            rows <= max_rows,
-            "a pass of {rows} rows, at most {max_rows}"
-        );
         assert_eq!(batch.wanted.len(), want.len(), "one want per wanted row");
+        self.check_rows(batch, tables)?;
         let mut next: Vec<u32> = tables.iter().map(|s| s.len()).collect();
         let mut previous = None;
         for row in &batch.rows {
@@ -206,8 +234,6 @@ impl<B: Backend> Model<B> {
             }
             *len += 1;
             previous = Some(row.seq);
-            let Input::Token(token) = row.input;
-            self.check_token(token)?;
         }
         for (pages, &end) in tables.iter().zip(&next).filter(|(p, end)| p.len() < **end) {
             for class in PageClass::ALL {
@@ -222,12 +248,45 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    fn check_token(&self, token: u32) -> Result<(), Error> {
-        let n_vocab = self.config.n_vocab;
-        if token as usize >= n_vocab {
-            return Err(Error::TokenUnknown { token, n_vocab });
+    /// Checks that the weights are still all there.
+    fn check_files(&self) -> Result<(), Error> {
+        Ok(self.files.iter().try_for_each(Files::check)?)
+    }
+
+    /// Checks what holds for the rows of any pass.
+    fn check_rows(&self, batch: &Batch, tables: &Tables<'_>) -> Result<(), Error> {
+        let (n_vocab, n_sequences) = (self.config.n_vocab, tables.len());
+        let (rows, most) = (batch.rows.len(), self.be.caps().max_rows);
+        if rows > most {
+            return Err(Error::TooManyRows { found: rows, most });
+        }
+        for &Row { input, seq, .. } in &batch.rows {
+            if seq as usize >= n_sequences {
+                return Err(Error::SequenceUnknown { seq, n_sequences });
+            }
+            let Input::Token(token) = input;
+            if token as usize >= n_vocab {
+                return Err(Error::TokenUnknown { token, n_vocab });
+            }
+        }
+        let mut least = 0;
+        for &found in &batch.wanted {
+            if found < least || found as usize >= rows {
+                return Err(Error::WantedRow { found, rows });
+            }
+            least = found + 1;
         }
         Ok(())
+    }
+
+    /// Refuses a page that no pool over this model's capacity gives out.
+    fn check_page(&self, class: PageClass, page: PageId) -> Result<(), Error> {
+        let (slab, place) = self.layout.locate(page);
+        let is_page = place < self.layout.pages_per_slab(class);
+        if is_page && slab < self.capacity().max_slabs {
+            return Ok(());
+        }
+        Err(Error::PageUnknown { class, page })
     }
 
     /// Makes memory for every page in `tables`.
@@ -264,6 +323,7 @@ impl<B: Backend> Forward for Model<B> {
         Capacity {
             layout: self.layout,
             max_slabs: (self.options.kv_bytes / slab_bytes) as usize,
+            activation_bytes: activation_bytes(&self.config, self.be.caps().max_rows, 1),
         }
     }
 
@@ -273,6 +333,7 @@ impl<B: Backend> Forward for Model<B> {
         tables: &Tables<'_>,
         want: &[Want],
     ) -> Result<Outputs, Error> {
+        self.check_files()?;
         self.check(batch, tables, want)?;
         self.grow(tables)?;
         self.be.step(&Step::new(batch, tables))?;
@@ -317,6 +378,7 @@ impl<B: Backend> Forward for Model<B> {
         self.kv = self.be.alloc_kv(&layout)?;
         self.layout = layout;
         self.drafter = Some(drafter);
+        self.files.push(file.files().clone());
         Ok(config)
     }
 
@@ -326,18 +388,16 @@ impl<B: Backend> Forward for Model<B> {
         tables: &Tables<'_>,
         want: Want,
     ) -> Result<Vec<Outputs>, Error> {
-        for request in requests {
-            self.check_token(request.anchor)?;
-        }
-        let drafter = self.drafter.as_mut().expect("an attached drafter");
-        let mask = drafter.config.mask_token;
-        let block = 1..drafter.config.block_size;
-        let fits = requests.iter().all(|r| block.contains(&r.n_draft));
-        assert!(fits, "drafts of {block:?} tokens");
-        let batch = block_batch(requests, |seq| tables[seq as usize].len(), mask);
+        let drafter = self.drafter.as_ref().expect("an attached drafter");
+        let batch = block_batch(requests, tables, &drafter.config)?;
+        self.check_rows(&batch, tables)?;
+        self.check_files()?;
         self.be.step(&Step::new(&batch, tables))?;
         let (embd, head) = self.target.embd_and_head();
-        let kv = &self.kv;
+        let (kv, drafter) = (
+            &self.kv,
+            self.drafter.as_mut().expect("an attached drafter"),
+        );
         self.be
             .run(batch.shape(), |be| drafter.block(be, kv, embd, head))?;
         let want = vec![want; batch.wanted.len()];
@@ -352,6 +412,11 @@ impl<B: Backend> Forward for Model<B> {
         page: PageId,
         rows: usize,
     ) -> Result<PageData, Error> {
+        self.check_page(class, page)?;
+        if rows > PAGE_ROWS {
+            return Err(Error::PageRows { class, rows });
+        }
+        self.grow_to(self.layout.locate(page).0 + 1)?;
         Ok(self.be.export_page(&self.kv, class, page, rows)?)
     }
 
@@ -361,6 +426,7 @@ impl<B: Backend> Forward for Model<B> {
         page: PageId,
         data: &PageData,
     ) -> Result<(), Error> {
+        self.check_page(class, page)?;
         let row_bytes = self.layout.page_bytes(class) / PAGE_ROWS;
         if data.rows > PAGE_ROWS || data.bytes.len() != data.rows * row_bytes {
             return Err(Error::PageData {
@@ -375,14 +441,19 @@ impl<B: Backend> Forward for Model<B> {
     }
 
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Error> {
-        for copy in copies {
-            self.grow_to(self.layout.locate(copy.to).0 + 1)?;
-            let PageCopy {
-                class,
-                from,
-                to,
-                rows,
-            } = *copy;
+        for &PageCopy {
+            class,
+            from,
+            to,
+            rows,
+        } in copies
+        {
+            self.check_page(class, from)?;
+            self.check_page(class, to)?;
+            if rows > PAGE_ROWS {
+                return Err(Error::PageRows { class, rows });
+            }
+            self.grow_to(self.layout.locate(from.max(to)).0 + 1)?;
             self.be.copy_page(&mut self.kv, class, from, to, rows)?;
         }
         Ok(())

@@ -8,7 +8,8 @@
 //!
 //! Nothing is overwritten when a sequence grows: rolling back is forgetting
 //! rows. A page that two sequences share is copied when one of them writes into
-//! it, and only then.
+//! it, and only then; until the rows written to the copy are accepted, the
+//! sequence keeps the shared page beside it and can go back to it.
 
 use crate::Error;
 use std::fmt;
@@ -188,12 +189,13 @@ pub struct PagePool {
 }
 
 impl PagePool {
-    /// An empty pool that may grow to `max_slabs` slabs.
+    /// An empty pool that may grow to `max_slabs` slabs, or to as many as page
+    /// ids can number.
     pub fn new(layout: KvLayout, max_slabs: usize) -> PagePool {
         PagePool {
             layout,
             slabs: Vec::new(),
-            max_slabs,
+            max_slabs: max_slabs.min(u32::MAX as usize / layout.stride()),
             references: Vec::new(),
             free: Default::default(),
         }
@@ -292,19 +294,19 @@ impl PagePool {
             self.free[class as usize].push(page);
         }
     }
-
-    /// Slabs that the backend must have memory for: one more than the highest
-    /// in use.
-    pub fn n_slabs_needed(&self) -> usize {
-        self.slabs.len()
-    }
 }
 
 /// The pages of one sequence.
+///
+/// The keys that the newest row sees are always held, so that it can be
+/// computed again when its logits are gone.
 #[derive(Debug, Default)]
 pub struct SequencePages {
     tables: [Vec<Option<PageId>>; 3],
     len: u32,
+    /// Pages that a reserve has replaced in the tables, still held: class,
+    /// index in the table, page.
+    replaced: Vec<(PageClass, usize, PageId)>,
 }
 
 impl SequencePages {
@@ -330,11 +332,15 @@ impl SequencePages {
 
     /// Makes room for `n_rows` rows after the accepted ones, in every class.
     /// Gives back the copies to make before those rows are computed: a shared,
-    /// partly filled page is replaced by an own copy.
+    /// partly filled page is replaced by an own copy. The replacement lasts
+    /// when rows are accepted, and is undone by [`SequencePages::drop_reserve`]
+    /// or by another reserve.
     ///
     /// # Errors
-    /// [`Error::PagesExhausted`]; nothing has changed then.
+    /// [`Error::PagesExhausted`]; nothing has changed then but that an earlier
+    /// replacement is undone.
     pub fn reserve(&mut self, pool: &mut PagePool, n_rows: u32) -> Result<Vec<PageCopy>, Error> {
+        self.undo_replacements(pool);
         let mut fresh: Vec<(PageClass, usize, PageId)> = Vec::new();
         let mut copies = Vec::new();
         if n_rows == 0 {
@@ -375,17 +381,28 @@ impl SequencePages {
             if table.len() <= index {
                 table.resize(index + 1, None);
             }
-            if let Some(shared) = table[index].replace(page) {
-                pool.release(shared);
-            }
+            let shared = table[index].replace(page);
+            self.replaced
+                .extend(shared.map(|page| (class, index, page)));
         }
         Ok(copies)
     }
 
-    /// Accepts the next `n_rows` computed rows, and releases the pages that no
-    /// later row can see.
+    /// Puts the pages back that a reserve has replaced.
+    fn undo_replacements(&mut self, pool: &mut PagePool) {
+        for (class, index, shared) in self.replaced.drain(..) {
+            let copy = self.tables[class as usize][index].replace(shared);
+            pool.release(copy.expect("a replaced page has its copy"));
+        }
+    }
+
+    /// Accepts the next `n_rows` computed rows, and releases the pages that
+    /// neither the newest nor any later row can see.
     pub fn accept(&mut self, pool: &mut PagePool, n_rows: u32) {
         self.len += n_rows;
+        for (_, _, shared) in self.replaced.drain(..) {
+            pool.release(shared);
+        }
         for class in PageClass::ALL {
             let layout = pool.layout.classes[class as usize];
             let Some(window) = layout.window else {
@@ -396,8 +413,7 @@ impl SequencePages {
                 layout.n_layer == 0 || table.len() * PAGE_ROWS >= self.len as usize,
                 "rows were accepted that were never reserved"
             );
-            // The next row, at `len`, sees positions from `len + 1 - window`.
-            let live = (self.len + 1).saturating_sub(window) as usize / PAGE_ROWS;
+            let live = first_seen(self.len, window) / PAGE_ROWS;
             let behind = live.min(table.len());
             for page in table[..behind].iter_mut().filter_map(Option::take) {
                 pool.release(page);
@@ -417,8 +433,11 @@ impl SequencePages {
     /// Rolls back to the first `len` rows; pages beyond them are released.
     ///
     /// # Errors
-    /// [`Error::WindowReleased`] if a row at `len` would see keys that are no
-    /// longer held; nothing has changed then.
+    /// [`Error::WindowReleased`] if the last of them, computed again, would see
+    /// keys that are no longer held; nothing has changed then.
+    ///
+    /// # Panics
+    /// If the sequence has fewer rows.
     pub fn truncate(&mut self, pool: &mut PagePool, len: u32) -> Result<(), Error> {
         assert!(len <= self.len, "roll back {} rows to {len}", self.len);
         for class in PageClass::ALL {
@@ -426,7 +445,7 @@ impl SequencePages {
                 continue;
             };
             let table = self.table(class);
-            let first = (len + 1).saturating_sub(window) as usize / PAGE_ROWS;
+            let first = first_seen(len, window) / PAGE_ROWS;
             let end = (len as usize).div_ceil(PAGE_ROWS).min(table.len());
             if first < end && table[first..end].iter().any(Option::is_none) {
                 return Err(Error::WindowReleased {
@@ -440,8 +459,21 @@ impl SequencePages {
         Ok(())
     }
 
-    /// Releases pages that hold no accepted row.
+    /// Forgets the newest row, to compute it again: the keys it sees are held.
+    ///
+    /// Once only: the row before it may see keys that have been released.
+    ///
+    /// # Panics
+    /// If there is no row.
+    pub fn reopen_newest(&mut self, pool: &mut PagePool) {
+        self.len = self.len.checked_sub(1).expect("a sequence with a row");
+        self.drop_reserve(pool);
+    }
+
+    /// Releases pages that hold no accepted row, and takes back shared pages
+    /// that the last reserve has replaced.
     pub fn drop_reserve(&mut self, pool: &mut PagePool) {
+        self.undo_replacements(pool);
         let keep = (self.len as usize).div_ceil(PAGE_ROWS);
         for table in &mut self.tables {
             for page in table.drain(keep.min(table.len())..).flatten() {
@@ -454,6 +486,9 @@ impl SequencePages {
     pub fn branch(&self, pool: &mut PagePool) -> SequencePages {
         let keep = (self.len as usize).div_ceil(PAGE_ROWS);
         let mut tables = self.tables.clone();
+        for &(class, index, shared) in &self.replaced {
+            tables[class as usize][index] = Some(shared);
+        }
         for table in &mut tables {
             table.truncate(keep);
             table.iter().flatten().for_each(|&page| pool.retain(page));
@@ -461,14 +496,18 @@ impl SequencePages {
         SequencePages {
             tables,
             len: self.len,
+            replaced: Vec::new(),
         }
     }
 
     /// Releases every page; the sequence is empty afterwards.
     pub fn clear(&mut self, pool: &mut PagePool) {
         self.len = 0;
-        for page in self.tables.iter_mut().flat_map(|t| t.drain(..)).flatten() {
-            pool.release(page);
-        }
+        self.drop_reserve(pool);
     }
+}
+
+/// First position that the newest of `len` rows sees through `window`.
+fn first_seen(len: u32, window: u32) -> usize {
+    len.saturating_sub(window) as usize
 }

@@ -16,6 +16,7 @@ mod graph_llama;
 mod graph_muse_glimmer;
 mod guide;
 pub mod kv;
+mod neutral;
 pub mod paired;
 mod reference;
 mod rope;

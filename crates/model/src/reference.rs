@@ -487,7 +487,9 @@ impl Backend for Reference {
     fn softcap(&mut self, x: &mut Buf, scale: f32, cap: Option<f32>) {
         for x in self.rows_mut(x) {
             *x *= scale;
-            if let Some(cap) = cap {
+            if let Some(cap) = cap
+                && x.is_finite()
+            {
                 *x = cap * (*x / cap).tanh();
             }
         }

@@ -3,7 +3,7 @@
 
 use crate::config::Config;
 use crate::{Backend, Error};
-use gguf::{Gguf, TensorType, TensorView};
+use gguf::{Gguf, TensorType, TensorView, shown};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -121,7 +121,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         match unused.next() {
             None => Ok(()),
             Some(first) => Err(Error::TensorsUnused {
-                first: first.to_string(),
+                first: shown(first),
                 count: 1 + unused.count(),
                 architecture,
             }),

@@ -9,6 +9,7 @@ use common::{
 };
 use gguf::{Array, Gguf, TensorType, Value};
 use model::backend::PageData;
+use model::kv::PageCopy;
 use model::{
     Batch, DraftRequest, Error, Forward, Input, Model, PageClass, PageId, Reference, Row,
     SequencePages, Want, WindowConvention, vocabulary_digest,
@@ -395,22 +396,91 @@ fn batches_must_continue_their_sequences() {
 }
 
 #[test]
-fn drafting_refuses_unknown_tokens() {
+fn passes_must_fit_the_device_and_their_sequences() {
+    let mut model = reference(&target(), EXACT);
+    let mut pool = pool_of(&model);
+    let mut pages = SequencePages::new();
+    pages.reserve(&mut pool, 600).expect("pages");
+    let many = [1; 513];
+    let cases: [(u32, &[u32], &[u32], &str); 6] = [
+        (0, &many, &[], "a pass of 513 rows, expected at most 512"),
+        (1, &[1], &[0], "sequence 1 is not one of the 1 of the pass"),
+        (
+            0,
+            &[1, 2],
+            &[2],
+            "wanted row 2: expected indices into 2 rows, ascending, each once",
+        ),
+        (
+            0,
+            &[1, 2],
+            &[0, u32::MAX],
+            "wanted row 4294967295: expected indices into 2 rows, ascending, each once",
+        ),
+        (
+            0,
+            &[1, 2],
+            &[1, 0],
+            "wanted row 0: expected indices into 2 rows, ascending, each once",
+        ),
+        (
+            0,
+            &[1, 2],
+            &[1, 1],
+            "wanted row 1: expected indices into 2 rows, ascending, each once",
+        ),
+    ];
+    for (seq, tokens, wanted, message) in cases {
+        let mut batch = Batch::default();
+        batch.push(seq, 0, tokens);
+        batch.wanted = wanted.to_vec();
+        let want = vec![Want::Argmax; wanted.len()];
+        let error = model.pass(&batch, &[&pages], &want);
+        assert_eq!(error.expect_err("a refused pass").to_string(), message);
+    }
+}
+
+#[test]
+fn drafting_refuses_what_cannot_be_proposed() {
     let mut model = attach(|_| {}).unwrap_or_else(|e| panic!("{e}"));
     let (mut pool, mut pages) = (pool_of(&model), SequencePages::new());
     append(&mut model, &mut pool, &mut pages, &TOKENS);
-    let request = DraftRequest {
-        seq: 0,
-        anchor: 700,
-        n_draft: 2,
+    let request = |seq, anchor, n_draft| DraftRequest {
+        seq,
+        anchor,
+        n_draft,
     };
-    let error = model
-        .draft(&[request], &[&pages], Want::Argmax)
-        .expect_err("no such token");
-    assert_eq!(
-        error.to_string(),
-        "token 700 is not in the vocabulary of 512"
-    );
+    let cases: [(&[DraftRequest], &str); 6] = [
+        (
+            &[request(0, 700, 2)],
+            "token 700 is not in the vocabulary of 512",
+        ),
+        (&[request(0, 7, 0)], "a draft of 0 tokens, expected 1 to 7"),
+        (&[request(0, 7, 8)], "a draft of 8 tokens, expected 1 to 7"),
+        (
+            &[request(2, 7, 1)],
+            "sequence 2 is not one of the 2 of the pass",
+        ),
+        (
+            &[request(0, 7, 2), request(1, 7, 2), request(0, 8, 2)],
+            "sequence 0 has two requests in one drafting pass, expected one",
+        ),
+        (&[], ""),
+    ];
+    let empty = SequencePages::new();
+    for (requests, message) in cases {
+        let outcome = model.draft(requests, &[&pages, &empty], Want::Argmax);
+        let found = outcome.err().map_or(String::new(), |e| e.to_string());
+        assert_eq!(found, message);
+    }
+    // 65 blocks of 8 rows.
+    let requests: Vec<DraftRequest> = (0..65).map(|seq| request(seq, 7, 7)).collect();
+    let tables = vec![&empty; 65];
+    let error = model.draft(&requests, &tables, Want::Argmax);
+    let message = "a pass of 520 rows, expected at most 512";
+    assert_eq!(error.expect_err("too many rows").to_string(), message);
+    let drafts = model.draft(&requests[..64], &tables, Want::Argmax);
+    assert_eq!(drafts.expect("512 rows").len(), 64);
 }
 
 #[test]
@@ -439,4 +509,66 @@ fn imported_pages_must_be_as_long_as_they_claim() {
             .to_string();
         assert_eq!(error, format!("{message} and at most 256 rows"));
     }
+}
+
+#[test]
+fn pages_must_be_the_models() {
+    let mut model = reference(&target(), EXACT);
+    let layout = model.capacity().layout;
+    let slab_bytes = layout.slab_bytes();
+    // One more than the slabs that fit the bytes given.
+    let n_slabs = EXACT.kv_bytes as usize / slab_bytes;
+    let stride = (0..).find(|&id| layout.locate(PageId(id)).0 == 1);
+    let stride = stride.expect("a second slab");
+    let beyond = PageId(n_slabs as u32 * stride);
+    let last = PageId(beyond.0 - stride);
+    // Sliding pages are the larger ones: the last id of a slab is none of them.
+    let (full, sliding) = (PageClass::Full, PageClass::Sliding);
+    let none = PageId(stride - 1);
+    assert!(layout.pages_per_slab(sliding) < stride as usize);
+    let no_page = |class: PageClass, page: PageId| {
+        format!(
+            "page {} is not one of the {class} pages that this model can have",
+            page.0
+        )
+    };
+    let row_bytes = |class| layout.page_bytes(class) / 256;
+    for (class, page) in [
+        (full, beyond),
+        (full, PageId(u32::MAX)),
+        (sliding, none),
+        (PageClass::Drafter, PageId(0)),
+    ] {
+        let message = no_page(class, page);
+        let exported = model.export_page(class, page, 1).map(drop);
+        let data = PageData {
+            rows: 1,
+            bytes: vec![0; row_bytes(class)],
+        };
+        let imported = model.import_page(class, page, &data);
+        let mut copy = |from, to| {
+            let rows = 1;
+            model.copy_pages(&[PageCopy {
+                class,
+                from,
+                to,
+                rows,
+            }])
+        };
+        let copied = [copy(page, PageId(0)), copy(PageId(0), page)];
+        for outcome in [exported, imported].into_iter().chain(copied) {
+            assert_eq!(outcome.expect_err("no such page").to_string(), message);
+        }
+    }
+    let error = model.export_page(full, last, 257).map(drop);
+    let message = "257 rows of a full page, expected at most 256";
+    assert_eq!(error.expect_err("too many rows").to_string(), message);
+    let copy = PageCopy {
+        class: full,
+        from: PageId(0),
+        to: PageId(1),
+        rows: 257,
+    };
+    let error = model.copy_pages(&[copy]);
+    assert_eq!(error.expect_err("too many rows").to_string(), message);
 }

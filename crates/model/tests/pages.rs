@@ -53,9 +53,19 @@ enum Op {
         reserved: u32,
         accepted: u32,
     },
+    /// Reserve, copy, perhaps reserve again, and give up.
+    GiveUp {
+        seq: usize,
+        reserved: u32,
+        again: u32,
+    },
     Truncate {
         seq: usize,
         keep_percent: u32,
+    },
+    /// Forget the newest row and write another in its place.
+    Recompute {
+        seq: usize,
     },
     DropReserve {
         seq: usize,
@@ -81,6 +91,12 @@ fn op() -> impl Strategy<Value = Op> {
             seq,
             keep_percent,
         }),
+        2 => (seq.clone(), 1..400u32, 0..3u32).prop_map(|(seq, reserved, again)| Op::GiveUp {
+            seq,
+            reserved,
+            again,
+        }),
+        2 => seq.clone().prop_map(|seq| Op::Recompute { seq }),
         1 => seq.clone().prop_map(|seq| Op::DropReserve { seq }),
         2 => (seq.clone(), seq.clone()).prop_map(|(from, to)| Op::Branch { from, to }),
         1 => seq.prop_map(|seq| Op::Clear { seq }),
@@ -112,9 +128,9 @@ fn window_of(class: PageClass) -> Option<u32> {
     layout().classes[class as usize].window
 }
 
-/// First position that the row at `len` sees.
+/// First position that the newest of `len` rows sees.
 fn first_visible(class: PageClass, len: u32) -> u32 {
-    window_of(class).map_or(0, |window| (len + 1).saturating_sub(window))
+    window_of(class).map_or(0, |window| len.saturating_sub(window))
 }
 
 impl World {
@@ -133,7 +149,13 @@ impl World {
                 reserved,
                 accepted,
             } => self.append(seq, reserved, accepted)?,
+            Op::GiveUp {
+                seq,
+                reserved,
+                again,
+            } => self.give_up(seq, reserved, again)?,
             Op::Truncate { seq, keep_percent } => self.truncate(seq, keep_percent)?,
+            Op::Recompute { seq } => self.recompute(seq)?,
             Op::DropReserve { seq } => self.sequences[seq].drop_reserve(&mut self.pool),
             Op::Branch { from, to } if from != to => {
                 self.sequences[to].clear(&mut self.pool);
@@ -158,6 +180,8 @@ impl World {
         reserved: u32,
         accepted: u32,
     ) -> Result<(), proptest::test_runner::TestCaseError> {
+        // A reserve that was not used is as good as none.
+        self.sequences[seq].drop_reserve(&mut self.pool);
         let before = self.state();
         let shared: Vec<Option<PageId>> = PageClass::ALL.map(|c| self.shared_tail(seq, c)).to_vec();
         let copies = match self.sequences[seq].reserve(&mut self.pool, reserved) {
@@ -229,6 +253,64 @@ impl World {
             self.model
                 .contents
                 .insert((copy.class, copy.to, slot), stamp);
+        }
+        Ok(())
+    }
+
+    /// A copy that failed, or a pass that did: the reserved rows hold anything,
+    /// and everything is as before.
+    fn give_up(
+        &mut self,
+        seq: usize,
+        reserved: u32,
+        again: u32,
+    ) -> Result<(), proptest::test_runner::TestCaseError> {
+        self.sequences[seq].drop_reserve(&mut self.pool);
+        let before = self.state();
+        let len = self.sequences[seq].len();
+        for _ in 0..=again {
+            let Ok(copies) = self.sequences[seq].reserve(&mut self.pool, reserved) else {
+                break;
+            };
+            let first = copies.first().map(|copy| copy.class);
+            let shared = PageClass::ALL.map(|class| self.shared_tail(seq, class));
+            prop_assert_eq!(shared, [None; 3], "what is written is the sequence's own");
+            for pos in len..len + reserved {
+                for class in PageClass::ALL {
+                    let (page, slot) = self.place(seq, class, pos)?;
+                    self.model.contents.insert((class, page, slot), Stamp::MAX);
+                }
+            }
+            // Of the copies, one was made.
+            for copy in copies.iter().filter(|copy| Some(copy.class) == first) {
+                self.copy(copy, seq)?;
+            }
+            let branch = self.sequences[seq].branch(&mut self.pool);
+            let tables = PageClass::ALL.map(|class| branch.table(class).to_vec());
+            let mut branch = branch;
+            branch.clear(&mut self.pool);
+            let kept = PageClass::ALL.map(|class| before[seq].1[class as usize].clone());
+            prop_assert_eq!(tables, kept, "a branch has what was accepted");
+        }
+        self.sequences[seq].drop_reserve(&mut self.pool);
+        prop_assert_eq!(self.state(), before);
+        Ok(())
+    }
+
+    fn recompute(&mut self, seq: usize) -> Result<(), proptest::test_runner::TestCaseError> {
+        if self.sequences[seq].is_empty() {
+            return Ok(());
+        }
+        self.sequences[seq].reopen_newest(&mut self.pool);
+        self.model.rows[seq].pop();
+        let len = self.sequences[seq].len();
+        prop_assert_eq!(len as usize, self.model.rows[seq].len());
+        self.append(seq, 1, 1)?;
+        if self.sequences[seq].len() == len {
+            // No page was free: the row before may see released keys, so that
+            // the rules hold for an emptied sequence only.
+            self.sequences[seq].clear(&mut self.pool);
+            self.model.rows[seq].clear();
         }
         Ok(())
     }
@@ -308,7 +390,7 @@ impl World {
             prop_assert_eq!(pages.len() as usize, rows.len());
             prop_assert_eq!(pages.is_empty(), rows.is_empty());
             for class in PageClass::ALL {
-                // What the next row sees is what was computed for this history.
+                // What the newest row sees is what was computed for this history.
                 for pos in first_visible(class, pages.len())..pages.len() {
                     let (page, slot) = self.place(seq, class, pos)?;
                     let found = self.model.contents[&(class, page, slot)];
@@ -434,7 +516,7 @@ fn slab_changes_class_when_it_is_empty() {
         error.to_string(),
         "no free full page: 1 of 1 slabs are in use"
     );
-    assert_eq!(pool.n_slabs_needed(), 1);
+    assert_eq!(pool.n_slabs_used(), 1);
     sliding.into_iter().for_each(|page| pool.release(page));
     pool.allocate(PageClass::Full).expect("and back");
 }
@@ -447,8 +529,8 @@ fn roll_back_behind_the_released_window_is_refused() {
         pages.reserve(&mut pool, 256).expect("pages");
         pages.accept(&mut pool, 256);
     }
-    // The row at 1024 sees the sliding keys from 725 on, so two pages remain;
-    // the drafter's from 935 on, so one remains.
+    // The row at 1023 sees the sliding keys from 724 on, so two pages remain;
+    // the drafter's from 934 on, so one remains.
     assert_eq!(pages.oldest_held(), 768);
     let error = pages.truncate(&mut pool, 800).expect_err("released keys");
     let message = "cannot roll back to 800 rows: the sliding window's keys before position 768 \
@@ -457,8 +539,48 @@ fn roll_back_behind_the_released_window_is_refused() {
     assert_eq!(pages.len(), 1024);
     pages
         .truncate(&mut pool, 860)
-        .expect("the keys from 771 and 561 on are held");
+        .expect("the keys from 770 and 560 on are held");
     assert_eq!(pages.len(), 860);
+}
+
+/// At every place of a page: the newest row can be computed again, after it was
+/// accepted and after a roll-back to it.
+#[test]
+fn the_keys_of_the_newest_row_are_held() {
+    let newest_is_whole = |pages: &SequencePages| {
+        let len = pages.len();
+        PageClass::ALL.into_iter().all(|class| {
+            let mut seen = first_visible(class, len)..len;
+            seen.all(|pos| pages.table(class)[pos as usize / PAGE_ROWS].is_some())
+        })
+    };
+    for len in 500..1300 {
+        let mut pool = PagePool::new(layout(), 8);
+        let mut pages = SequencePages::new();
+        pages.reserve(&mut pool, len + 40).expect("pages");
+        pages.accept(&mut pool, len);
+        assert!(newest_is_whole(&pages), "{len} rows");
+        pages.accept(&mut pool, 40);
+        if pages.truncate(&mut pool, len).is_ok() {
+            assert!(newest_is_whole(&pages), "rolled back to {len} rows");
+        }
+        pages.reopen_newest(&mut pool);
+        let held = pages.len();
+        pages.reserve(&mut pool, 1).expect("a page");
+        pages.accept(&mut pool, 1);
+        assert_eq!(pages.len(), held + 1);
+        assert!(newest_is_whole(&pages), "{len} rows, the last one again");
+    }
+}
+
+#[test]
+#[should_panic(expected = "roll back 10 rows to 11")]
+fn a_roll_back_to_more_rows_is_a_bug() {
+    let mut pool = PagePool::new(layout(), 8);
+    let mut pages = SequencePages::new();
+    pages.reserve(&mut pool, 20).expect("pages");
+    pages.accept(&mut pool, 10);
+    let _ = pages.truncate(&mut pool, 11);
 }
 
 #[test]
@@ -474,6 +596,14 @@ fn a_shared_page_is_copied_once() {
     let copies = first.reserve(&mut pool, 1).expect("pages");
     assert_eq!(copies.len(), 3, "a copy in each class");
     assert!(copies.iter().all(|c| c.rows == 44));
+    assert_ne!(first.table(PageClass::Full)[1], Some(tail));
+    // Until a row is accepted, the first can go back.
+    assert_eq!(pool.n_references(tail), 2);
+    first.drop_reserve(&mut pool);
+    assert_eq!(first.table(PageClass::Full)[1], Some(tail));
+    assert_eq!(pool.n_references(tail), 2);
+    first.reserve(&mut pool, 1).expect("pages");
+    first.accept(&mut pool, 1);
     assert_eq!(pool.n_references(tail), 1);
     let copies = second.reserve(&mut pool, 1).expect("pages");
     assert_eq!(copies, [], "the original is the second's own now");

@@ -173,7 +173,7 @@ fn rolled_back<B: Backend>(lab: &mut Lab<'_, B>, plan: &Plan) -> Logits {
     let classes = lab.pool.layout().classes;
     // Would the wrong rows release a page that the roll-back needs?
     let is_safe = |len: u32| {
-        let live = |len: u32, window: u32| (len + 1).saturating_sub(window) as usize / PAGE_ROWS;
+        let live = |len: u32, window: u32| len.saturating_sub(window) as usize / PAGE_ROWS;
         let mut windows = classes.iter().filter_map(|c| c.window);
         windows.all(|w| live(len, w) == live(len + WRONG_ROWS, w))
     };

@@ -81,7 +81,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let works = args.works()?;
-    let file = args.model.open()?;
+    let file = args.load.open(&args.model)?;
     let longest = works
         .iter()
         .map(|w| w.rows_per_sequence())
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let threads = args.load.n_threads()?;
     let layout = model.capacity().layout;
-    let bandwidth = bandwidth::measure(threads);
+    let bandwidth = bandwidth::measure(threads).context("cannot measure the bandwidth")?;
 
     let n_passes = works
         .iter()

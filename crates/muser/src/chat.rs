@@ -61,23 +61,14 @@ pub fn prompt_tokens(tokenizer: &Tokenizer, segments: &[Segment]) -> Vec<u32> {
     tokenizer.with_bos(tokenizer.encode_segments(segments))
 }
 
-/// The date given, or today's.
+/// The date of `--date`, or today's.
 pub fn now(date: Option<&str>) -> anyhow::Result<DateTime> {
-    let Some(date) = date else {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let seconds = since.context("the clock is before 1970")?.as_secs();
-        return Ok(DateTime::from_unix_seconds(seconds as i64)?);
-    };
-    let mut parts = date.split('-');
-    let mut next = |width: usize| {
-        let part = parts.next()?;
-        let is_number = part.len() == width && part.bytes().all(|c| c.is_ascii_digit());
-        is_number.then(|| part.parse::<u32>().ok()).flatten()
-    };
-    let (year, month, day) = (next(4), next(2), next(2));
-    let parsed = match (year, month, day, parts.next()) {
-        (Some(y), Some(m), Some(d), None) => DateTime::from_date(y.into(), m as u8, d as u8).ok(),
-        _ => None,
-    };
-    parsed.with_context(|| format!("--date: found {date:?}, expected a date as 2026-01-31"))
+    match date {
+        Some(date) => date.parse::<DateTime>().context("--date"),
+        None => {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            let seconds = since.context("the clock is before 1970")?.as_secs();
+            Ok(DateTime::from_unix_seconds(seconds as i64)?)
+        }
+    }
 }

@@ -58,18 +58,31 @@ fn read_utf8(from: impl Read, what: &str, origin: &str) -> anyhow::Result<String
     })
 }
 
-/// Token ids written as `1,2,3`, with commas, blanks or both between them.
+/// Token ids written as `1,2,3`, with a comma, blanks or both between them.
 ///
 /// # Errors
-/// The first word that is no id of a vocabulary of `n_vocab` tokens.
+/// A comma without an id on each side; the first word that is no id of a
+/// vocabulary of `n_vocab` tokens.
 pub fn parse_ids(text: &str, n_vocab: usize) -> anyhow::Result<Vec<u32>> {
-    let words = text.split(|c: char| c == ',' || c.is_whitespace());
-    words
-        .filter(|word| !word.is_empty())
-        .map(|word| match word.parse::<u32>() {
-            Ok(id) if (id as usize) < n_vocab => Ok(id),
-            Ok(id) => bail!("token {id} is not in the vocabulary of {n_vocab}"),
-            Err(_) => bail!("token ids: found {word:?}, expected numbers such as 1,2,3"),
-        })
-        .collect()
+    const EXPECTED: &str = "expected numbers such as 1,2,3";
+    let mut ids = Vec::new();
+    if text.trim().is_empty() {
+        return Ok(ids);
+    }
+    for (n_commas, part) in text.split(',').enumerate() {
+        if part.trim().is_empty() {
+            match n_commas {
+                0 => bail!("token ids: found nothing before the first comma, {EXPECTED}"),
+                n => bail!("token ids: found nothing after comma {n}, {EXPECTED}"),
+            }
+        }
+        for word in part.split_whitespace() {
+            match word.parse::<u32>() {
+                Ok(id) if (id as usize) < n_vocab => ids.push(id),
+                Ok(id) => bail!("token {id} is not in the vocabulary of {n_vocab}"),
+                Err(_) => bail!("token ids: found {word:?}, {EXPECTED}"),
+            }
+        }
+    }
+    Ok(ids)
 }

@@ -3,14 +3,15 @@
 //! What a reader would get wrong: a file that Muser cannot run is no error
 //! here, as long as it is a GGUF file; the reason is part of the report.
 
+mod drafter;
 mod report;
 mod sizes;
 mod table;
 mod verdict;
 
 use crate::model_file::ModelArgs;
-use crate::terminal::{BOLD, grouped};
-use gguf::{Gguf, TensorInfo};
+use crate::terminal::{BOLD, grouped, one_line, print_line};
+use gguf::{Gguf, TensorInfo, shown};
 pub use sizes::Sizes;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -52,14 +53,12 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let model = args.file.clone().or_else(|| args.model.clone());
     let file = ModelArgs { model }.open()?;
-    let mut out = io::BufWriter::new(anstream::stdout().lock());
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &report::Report::new(&file))
-            .map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else {
-        write_report(&mut out, &file.name, &file.gguf, args)?;
+        print_line(serde_json::to_string_pretty(&report::Report::new(&file))?)?;
+        return Ok(ExitCode::SUCCESS);
     }
+    let mut out = io::BufWriter::new(anstream::stdout().lock());
+    write_report(&mut out, &file.name, &file.gguf, args)?;
     out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -72,7 +71,8 @@ fn write_report(out: &mut impl Write, name: &str, file: &Gguf, args: &Args) -> i
     };
     writeln!(
         out,
-        "{BOLD}{name}{BOLD:#}: GGUF version {}, {} bytes{parts}, alignment {}\n",
+        "{BOLD}{}{BOLD:#}: GGUF version {}, {} bytes{parts}, alignment {}\n",
+        one_line(name),
         file.version(),
         grouped(file.file_bytes()),
         file.alignment(),
@@ -82,7 +82,7 @@ fn write_report(out: &mut impl Write, name: &str, file: &Gguf, args: &Args) -> i
     writeln!(out, "{BOLD}Metadata{BOLD:#}: {} keys", metadata.len())?;
     let row = |(key, value): (&str, &gguf::Value)| {
         [
-            key.escape_debug().to_string(),
+            shown(key),
             report::type_text(value),
             report::value_text(value, args.full),
         ]

@@ -1,5 +1,6 @@
 //! Where a model comes from: a file of the user's, or the program itself.
 
+use crate::terminal;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use cpu::{Cpu, CpuOptions, Isa};
@@ -64,11 +65,11 @@ impl ModelFile {
 /// Which device computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Device {
-    /// The scalar reference backend on one core: the oracle of the others
-    #[default]
-    Reference,
     /// The processor with all its cores; activations are rounded to 8 bits
+    #[default]
     Cpu,
+    /// The scalar reference backend on one core: the oracle of the others
+    Reference,
 }
 
 /// How keys and values are stored.
@@ -96,7 +97,7 @@ pub struct CpuArgs {
     /// Threads of the CPU device [default: what the quota and affinity of this process allow]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Instruction set of the CPU device: scalar, avx2 or avx512 [default: the widest there is]
+    /// Instruction set of the CPU device: scalar, avx2, avx512 or amx [default: the widest there is]
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
 }
@@ -104,10 +105,73 @@ pub struct CpuArgs {
 impl CpuArgs {
     /// The processor as a device.
     pub fn device(&self) -> anyhow::Result<Cpu> {
+        let available = cpu::pool::available_threads();
+        if let Some(threads) = self.threads.filter(|&n| n > available) {
+            terminal::warn(&format!(
+                "--threads {threads}, but this process may use {available} processors: more \
+                 threads than that only wait for each other"
+            ));
+        }
         Ok(Cpu::new(CpuOptions {
             threads: self.threads,
             isa: self.isa,
         })?)
+    }
+}
+
+/// Where the weights lie.
+#[derive(Args, Clone, Debug, Default)]
+pub struct MemoryArgs {
+    /// Read the weights into memory of the process's own instead of mapping the file
+    #[arg(long)]
+    pub no_mmap: bool,
+    /// Bring all weights into memory before starting
+    #[arg(long, conflicts_with = "no_mmap")]
+    pub prefetch: bool,
+    /// Keep the weights in memory, so that they are never read from the disk again
+    #[arg(long)]
+    pub mlock: bool,
+}
+
+impl MemoryArgs {
+    /// Does to the opened file what they say.
+    fn apply(&self, gguf: &mut Gguf) -> anyhow::Result<()> {
+        if self.no_mmap || self.prefetch {
+            let bar = terminal::byte_progress(gguf.file_bytes());
+            match self.no_mmap {
+                true => gguf.read_into_memory(&mut |n| bar.inc(n))?,
+                false => gguf.files().prefetch(&mut |n| bar.inc(n)),
+            }
+            bar.finish_and_clear();
+        }
+        if self.mlock {
+            gguf.files().lock()?;
+        }
+        Ok(())
+    }
+
+    /// Warns if weights and `kv_bytes` of keys and values do not fit the memory.
+    fn warn_if_short(&self, file: &ModelFile, kv_bytes: u64) {
+        let mut system = sysinfo::System::new();
+        system.refresh_memory();
+        let limit = system.cgroup_limits().map(|limits| limits.total_memory);
+        let memory_bytes = limit.unwrap_or(u64::MAX).min(system.total_memory());
+        let weight_bytes = file.gguf.data_bytes();
+        if memory_bytes == 0 || weight_bytes.saturating_add(kv_bytes) <= memory_bytes {
+            return;
+        }
+        let cost = match self.no_mmap {
+            true => "the system may end the process",
+            false => "weights will be read from the disk again and again",
+        };
+        terminal::warn(&format!(
+            "{} has {} of weights, and its keys and values take up to {}, but there are {} of \
+             memory: {cost}",
+            file.name,
+            terminal::bytes(weight_bytes),
+            terminal::bytes(kv_bytes),
+            terminal::bytes(memory_bytes),
+        ));
     }
 }
 
@@ -125,9 +189,19 @@ pub struct LoadArgs {
     /// Tokens of context [default: what the model was trained for]
     #[arg(long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
 }
 
 impl LoadArgs {
+    /// Opens the file and brings its weights to where they shall lie.
+    pub fn open(&self, model: &ModelArgs) -> anyhow::Result<ModelFile> {
+        let mut file = model.open()?;
+        let applied = self.memory.apply(&mut file.gguf);
+        applied.context("cannot open the model")?;
+        Ok(file)
+    }
+
     /// Loads the model with room for one sequence of the whole context.
     pub fn load(&self, file: &ModelFile) -> anyhow::Result<Box<dyn Forward>> {
         match self.device {
@@ -179,6 +253,7 @@ impl LoadArgs {
                 kv: self.kv.into(),
                 kv_bytes: (n_sequences * n_slabs * layout.slab_bytes()) as u64,
             };
+            self.memory.warn_if_short(file, options.kv_bytes);
             Model::load_as(be, &file.gguf, config, options)
         };
         load().with_context(|| format!("cannot load {}", file.name))

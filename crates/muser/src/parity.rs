@@ -12,7 +12,7 @@ mod measure;
 mod ops;
 
 use crate::input::{parse_ids, read_text, read_text_file};
-use crate::model_file::{CpuArgs, Device, Kv, LoadArgs, ModelArgs, ModelFile};
+use crate::model_file::{CpuArgs, Device, Kv, LoadArgs, MemoryArgs, ModelArgs, ModelFile};
 use anyhow::{Context, bail, ensure};
 use clap::ArgGroup;
 use engine::{Engine, Sequence};
@@ -36,7 +36,8 @@ const TEXT: &str = include_str!("parity/text.txt");
 #[command(group = ArgGroup::new("question").required(true).multiple(true)
     .args(["golden", "against", "against_kv", "dump"]))]
 #[command(
-    after_help = "Exit code: 0 within the limits, 1 outside or on an error.\n\n\
+    after_help = "Exit code: 0 within the limits or where none are given, 1 outside or on an \
+    error.\n\n\
     Examples:\n  \
     muser parity --model text-nano-f32.gguf --golden golden-text-nano-f32.npz\n  \
     muser parity --golden golden.json --kv f16 --max-abs 2e-2\n  \
@@ -44,7 +45,9 @@ const TEXT: &str = include_str!("parity/text.txt");
     muser parity --model model.gguf --against reference --ops --max-tokens 16\n  \
     muser parity --model model.gguf --ids 1,2,3 --dump values/\n\n\
     Golden files: .npz with tokens_NAME and logits_NAME (or logits_NAME_lastN: the last N rows); \
-    or .json with prompts of prompt_ids, greedy_ids and top5 log-probabilities."
+    or .json with prompts of prompt_ids, greedy_ids (or answer_ids, any answer) and top5 \
+    log-probabilities. In a .json file greedy tokens must be equal, too, except where golden \
+    log-probabilities of both are within 0.05 (or twice --max-abs, if that is more)."
 )]
 pub struct Args {
     #[command(flatten)]
@@ -64,9 +67,10 @@ pub struct Args {
     /// Write every intermediate value as .npy to this new directory, named as llama.cpp's nodes
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
-    /// Device under test
-    #[arg(long, value_enum, default_value_t)]
-    device: Device,
+    /// Device under test [default: cpu with --against, else reference: golden values and dumps want
+    /// exact arithmetic]
+    #[arg(long, value_enum)]
+    device: Option<Device>,
     #[command(flatten)]
     cpu: CpuArgs,
     /// Element type of stored keys and values under test [default: f32, but f16 with --against or
@@ -97,7 +101,8 @@ pub struct Args {
     /// operation's result [default: 3e-5]
     #[arg(long, value_name = "X", value_parser = limit)]
     max_rms: Option<f64>,
-    /// With --against or --against-kv: largest mean KL divergence that passes [default: any]
+    /// With --against or --against-kv: largest mean KL divergence that passes [default: none, and
+    /// no verdict]
     #[arg(long, value_name = "X", value_parser = limit, conflicts_with_all = ["golden", "dump"])]
     max_kl: Option<f64>,
     /// Print one JSON object
@@ -124,7 +129,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(dir) = &args.dump {
         return dump::run(args, dir);
     }
-    let device = args.against.unwrap_or(args.device);
+    let device = args.against.unwrap_or(args.device());
     if args.ops {
         return ops::run(args, device);
     }
@@ -132,12 +137,21 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
+    /// The device under test.
+    fn device(&self) -> Device {
+        self.device.unwrap_or(match self.against {
+            Some(_) => Device::Cpu,
+            None => Device::Reference,
+        })
+    }
+
     fn load_args(&self, device: Device, kv: Kv) -> LoadArgs {
         LoadArgs {
             device,
             cpu: self.cpu.clone(),
             kv,
             ctx: self.ctx,
+            memory: MemoryArgs::default(),
         }
     }
 

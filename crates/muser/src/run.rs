@@ -3,18 +3,21 @@
 //! The answer goes to stdout. Everything else goes to stderr: the start line,
 //! the reasoning (dim), the figures at the end. So `muser run ... > file` holds
 //! the answer and nothing else.
+//!
+//! What one would get wrong: a model can write control characters, so what a
+//! terminal gets is not always what a pipe gets: `terminal.rs` has the rule.
 
 use crate::chat::{ChatArgs, now, prompt_tokens};
 use crate::input::read_text;
 use crate::interrupt;
 use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
-use crate::sampling::{SamplingArgs, describe};
-use crate::terminal::{self, DIM};
-use anyhow::{Context, bail};
+use crate::sampling::{Sampling, SamplingArgs, describe};
+use crate::terminal::{self, DIM, count, lines, remark};
+use anyhow::{Context, anyhow, bail};
 use engine::{Ending, Engine, Generated, Generation, Receive, Request, SamplerSettings, Sequence};
+use gguf::shown;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -29,7 +32,9 @@ use text::{Conversation, Message, Reader, Special, Tokenizer, TurnEvent, TurnFor
     muser run --model SmolLM2-135M-Instruct.Q4_1.gguf \"What is the capital of France?\"\n  \
     git diff | muser run --system \"Review this change.\" -\n  \
     muser run --raw --max-tokens 40 \"Once upon a time\"\n  \
-    muser run --json --temperature 0 \"Hello\" | jq .content")]
+    muser run --json --temperature 0 \"Hello\" | jq .content\n\n\
+    On a terminal, control characters of the answer are shown as escapes; a pipe or a file gets \
+    the answer byte for byte.")]
 pub struct Args {
     /// The prompt; several words are joined by blanks; `-` reads it from standard input, without
     /// the last line end
@@ -67,7 +72,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let prompt = args.prompt()?;
-    let file = args.model.open()?;
+    let file = args.load.open(&args.model)?;
     let tokenizer = file.tokenizer()?;
     let (tokens, format) = args.tokens(&file, &tokenizer, &prompt)?;
     let reader = Reader::new(Arc::clone(&tokenizer), format, Arc::from([]), &args.stop)?;
@@ -76,13 +81,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let architecture = model.config().architecture;
     let sampling = args.sampling.settings(&file, &tokenizer, architecture)?;
     let request = Request {
-        sampling: sampling.settings,
+        sampling: sampling.settings.clone(),
         max_tokens: args.max_tokens.map(|n| n as usize),
         logprobs: None,
     };
     let mut engine = Engine::new(model, args.load.ctx)?;
     if !args.json {
-        print_start(args, &file, &engine, &request.sampling, &sampling.origin);
+        print_start(args, &file, &engine, &sampling);
     }
 
     interrupt::watch()?;
@@ -92,7 +97,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut answer = Answer::new(reader, args.json);
     let outcome = engine.generate(&mut sequence, &request, &mut guide, &mut answer);
     answer.bar.finish_and_clear();
-    let done = outcome?;
+    let done = outcome.map_err(|error| with_remedy(error, &engine))?;
     answer.finish()?;
     if args.json {
         let report = answer.report(&file, &tokens, &request.sampling, &done);
@@ -158,28 +163,40 @@ impl Args {
     }
 }
 
-fn print_start(
-    args: &Args,
-    file: &ModelFile,
-    engine: &Engine,
-    sampling: &SamplerSettings,
-    origin: &str,
-) {
+fn print_start(args: &Args, file: &ModelFile, engine: &Engine, sampling: &Sampling) {
     let model = engine.model();
     let title = match file.text("general.name").filter(|_| !file.is_bundled) {
-        Some(name) => format!("{name} ({})", file.name),
+        Some(name) => format!("{} ({})", shown(name), file.name),
         None => file.name.clone(),
     };
-    anstream::eprintln!(
-        "{DIM}{title} | {} | {} | kv {} | context {} | {} ({origin}){DIM:#}",
+    remark(&format!(
+        "{title} | {} | {} | kv {} | context {} | {} beside the weights | {} ({})",
         model.config().architecture.name(),
         model.caps().device,
         model.capacity().layout.ty,
         engine.n_ctx(),
-        describe(sampling),
-    );
+        terminal::bytes(model.capacity().bytes()),
+        describe(&sampling.settings),
+        sampling.origin,
+    ));
+    if !sampling.not_honoured.is_empty() {
+        let keys = sampling.not_honoured.join(", ");
+        remark(&format!("not honoured of the file: {keys}"));
+    }
     if args.raw && model.config().architecture == model::Architecture::MuseGlimmer {
-        anstream::eprintln!("{DIM}raw completion: no chat template, no reasoning{DIM:#}");
+        remark("raw completion: no chat template, no reasoning");
+    }
+}
+
+/// The error; if the prompt is too long, with what would help.
+fn with_remedy(error: engine::Error, engine: &Engine) -> anyhow::Error {
+    if !matches!(error, engine::Error::PromptTooLong { .. }) {
+        return error.into();
+    }
+    let trained = engine.model().config().n_ctx;
+    match engine.n_ctx() < trained {
+        true => anyhow!("{error}; --ctx gives more, up to {trained}"),
+        false => anyhow!("{error}; the model was trained for no more, so --ctx cannot help"),
     }
 }
 
@@ -222,7 +239,7 @@ impl Answer {
         match event {
             TurnEvent::Reasoning(text) => {
                 if !self.is_quiet {
-                    anstream::eprint!("{DIM}{text}{DIM:#}");
+                    anstream::eprint!("{DIM}{}{DIM:#}", lines(&text));
                 }
                 self.reasoning.push_str(&text);
             }
@@ -231,9 +248,7 @@ impl Answer {
                     if self.content.is_empty() && !self.reasoning.is_empty() {
                         anstream::eprintln!("\n");
                     }
-                    let mut out = std::io::stdout().lock();
-                    out.write_all(text.as_bytes())?;
-                    out.flush()?;
+                    terminal::print_piece(&text)?;
                 }
                 self.content.push_str(&text);
             }
@@ -242,7 +257,7 @@ impl Answer {
             } => {
                 let call = json!({ "name": name, "arguments": arguments });
                 if !self.is_quiet {
-                    anstream::eprintln!("{DIM}[calls {call}]{DIM:#}");
+                    remark(&format!("[calls {call}]"));
                 }
                 self.calls.push(call);
             }
@@ -257,8 +272,8 @@ impl Answer {
         let (events, _) = self.reader.finish();
         self.take(events);
         if !self.is_quiet && !self.content.ends_with('\n') && !self.content.is_empty() {
-            let mut out = std::io::stdout().lock();
-            self.failure = self.failure.take().or(writeln!(out).err());
+            let line_end = terminal::print_piece("\n");
+            self.failure = self.failure.take().or(line_end.err());
         }
         match self.failure.take() {
             None => Ok(()),
@@ -280,14 +295,13 @@ impl Answer {
             // The reasoning's line is still open.
             anstream::eprintln!();
         }
-        anstream::eprintln!(
-            "{DIM}prompt {} tokens, {:.1} tokens/s | generated {}, {:.1} tokens/s | {ended} | \
-             seed {seed}{DIM:#}",
-            done.n_prefill,
+        remark(&format!(
+            "prompt {}, {:.1} tokens/s | generated {}, {:.1} tokens/s | {ended} | seed {seed}",
+            count(done.n_prefill, "token"),
             done.prefill_rate(),
             done.n_generated,
             done.decode_rate(),
-        );
+        ));
         if self.content.is_empty() && self.calls.is_empty() {
             terminal::warn("the answer is empty: generation ended before it began");
         }

@@ -1,14 +1,32 @@
 //! Sampling flags, and where the defaults come from.
 //!
 //! A flag wins over the file's `general.sampling.*` keys, those win over what
-//! the model's makers published for its architecture.
+//! the model's makers published for its architecture. What one would get wrong:
+//! a file with one such key speaks for all of them: what it does not name is
+//! neutral, and not the architecture's. The keys are those of the PyPI package
+//! `gguf`; the ones that the sampler has nothing for are named at the start.
 
 use crate::model_file::ModelFile;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
-use engine::SamplerSettings;
+use engine::{SampleError, SamplerSettings};
+use gguf::{Metadata, Value, shown};
 use model::Architecture;
 use text::{Special, Tokenizer};
+
+/// What the file's sampling keys begin with.
+const PREFIX: &str = "general.sampling.";
+/// The keys behind it that are honoured, with their fields of [`SamplerSettings`].
+const KEYS: [(&str, &str); 8] = [
+    ("temp", "temperature"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("xtc_probability", "xtc_probability"),
+    ("xtc_threshold", "xtc_threshold"),
+    ("penalty_repeat", "repeat_penalty"),
+    ("penalty_last_n", "repeat_last_n"),
+];
 
 /// Sampling flags; what is not given comes from the model.
 #[derive(Args, Clone, Debug)]
@@ -32,16 +50,16 @@ pub struct SamplingArgs {
     /// Keep logits within N standard deviations of the highest (0: all) [default: 0]
     #[arg(long, value_name = "N")]
     pub top_n_sigma: Option<f32>,
-    /// Chance that XTC drops all but the least likely top choice (0: never) [default: 0]
+    /// Chance that XTC drops all but the least likely top choice (0: never) [default: the model's]
     #[arg(long, value_name = "P")]
     pub xtc_probability: Option<f32>,
-    /// Probability from which a token is a top choice for XTC [default: 0.1]
+    /// Probability from which a token is a top choice for XTC [default: the model's, else 0.1]
     #[arg(long, value_name = "P")]
     pub xtc_threshold: Option<f32>,
     /// Penalty on tokens used before (1: none) [default: the model's]
     #[arg(long, value_name = "F")]
     pub repeat_penalty: Option<f32>,
-    /// Tokens that penalties look back (-1: all) [default: 64]
+    /// Tokens that penalties look back (-1: all) [default: the model's, else 64]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub repeat_last_n: Option<i32>,
     /// Penalty per earlier use of a token (0: none) [default: 0]
@@ -71,37 +89,44 @@ pub struct SamplingArgs {
     pub seed: Option<u64>,
 }
 
-/// Settings and a word on their origin, for the start line.
+/// Settings, and where they come from, for the start line.
 pub struct Sampling {
     pub settings: SamplerSettings,
     pub origin: String,
+    /// Keys of the file that the sampler has nothing for.
+    pub not_honoured: Vec<String>,
 }
 
 impl SamplingArgs {
-    /// Does a flag change what the model brings?
-    fn are_given(&self) -> bool {
-        let floats = [
-            self.temperature,
-            self.top_p,
-            self.min_p,
-            self.typical_p,
-            self.top_n_sigma,
-            self.xtc_probability,
-            self.xtc_threshold,
-            self.repeat_penalty,
-            self.frequency_penalty,
-            self.presence_penalty,
-            self.dry_multiplier,
-            self.dry_base,
+    /// The settings that flags change, by their names in [`SamplerSettings`].
+    fn given(&self) -> Vec<&'static str> {
+        let flags = [
+            ("temperature", self.temperature.is_some()),
+            ("top_k", self.top_k.is_some()),
+            ("top_p", self.top_p.is_some()),
+            ("min_p", self.min_p.is_some()),
+            ("typical_p", self.typical_p.is_some()),
+            ("top_n_sigma", self.top_n_sigma.is_some()),
+            ("xtc_probability", self.xtc_probability.is_some()),
+            ("xtc_threshold", self.xtc_threshold.is_some()),
+            ("repeat_penalty", self.repeat_penalty.is_some()),
+            ("repeat_last_n", self.repeat_last_n.is_some()),
+            ("frequency_penalty", self.frequency_penalty.is_some()),
+            ("presence_penalty", self.presence_penalty.is_some()),
+            ("dry_multiplier", self.dry_multiplier.is_some()),
+            ("dry_base", self.dry_base.is_some()),
+            ("dry_allowed_length", self.dry_allowed_length.is_some()),
+            ("dry_penalty_last_n", self.dry_last_n.is_some()),
+            ("dry_breakers", !self.dry_breaker.is_empty()),
         ];
-        floats.iter().any(Option::is_some)
-            || self.top_k.is_some()
-            || self.repeat_last_n.or(self.dry_last_n).is_some()
-            || self.dry_allowed_length.is_some()
-            || !self.dry_breaker.is_empty()
+        let given = flags.into_iter().filter(|&(_, is_given)| is_given);
+        given.map(|(field, _)| field).collect()
     }
 
     /// The settings for a model; flags win over the model's own defaults.
+    ///
+    /// # Errors
+    /// A value outside its range, named by its flag or by its key and file.
     pub fn settings(
         &self,
         file: &ModelFile,
@@ -134,14 +159,47 @@ impl SamplingArgs {
             // 53 bits: JSON readers that take numbers for f64 keep them exact.
             None => getrandom::u64()? >> 11,
         };
-        s.validate()?;
+        let given = self.given();
+        if let Err(error) = s.validate() {
+            return Err(by_origin(error, &given, file));
+        }
         Ok(Sampling {
             settings: s,
-            origin: match self.are_given() {
-                true => format!("{origin}, changed by flags"),
-                false => origin.to_string(),
+            origin: match given.is_empty() {
+                true => origin.to_string(),
+                false => format!("{origin}, changed by flags"),
             },
+            not_honoured: not_honoured(file.gguf.metadata()),
         })
+    }
+}
+
+/// The error of a setting, named as whoever set it named it.
+fn by_origin(error: SampleError, given: &[&str], file: &ModelFile) -> anyhow::Error {
+    let SampleError::OutOfRange {
+        field,
+        found,
+        allowed,
+    } = &error
+    else {
+        return error.into();
+    };
+    let key = KEYS.iter().find(|(_, of)| of == field);
+    match key.filter(|_| !given.contains(&field.as_str())) {
+        Some((key, _)) => anyhow::anyhow!(
+            "{}: metadata key {PREFIX}{key}: found {found}, expected {allowed}; {} can replace it",
+            file.name,
+            flag(field)
+        ),
+        None => anyhow::anyhow!("{}: found {found}, expected {allowed}", flag(field)),
+    }
+}
+
+/// The flag of a field of [`SamplerSettings`].
+fn flag(field: &str) -> String {
+    match field {
+        "dry_penalty_last_n" => "--dry-last-n".to_string(),
+        field => format!("--{}", field.replace('_', "-")),
     }
 }
 
@@ -174,24 +232,60 @@ fn breaking_tokens(tokenizer: &Tokenizer, own: &[String]) -> anyhow::Result<Vec<
     Ok(tokens)
 }
 
+/// The sampling keys of a file that the sampler has no setting for, as a
+/// message may show them.
+pub fn not_honoured(meta: &Metadata) -> Vec<String> {
+    let is_known = |key: &str| KEYS.iter().any(|&(known, _)| known == key);
+    let keys = meta.iter().map(|(key, _)| key);
+    keys.filter(|key| key.strip_prefix(PREFIX).is_some_and(|k| !is_known(k)))
+        .map(shown)
+        .collect()
+}
+
+/// The settings of the file's keys; none if it has no key that is honoured.
+fn file_settings(meta: &Metadata) -> Result<Option<SamplerSettings>, gguf::Error> {
+    let float = |key: &str| meta.f32(&format!("{PREFIX}{key}"));
+    let integer = |key: &str| signed(meta, &format!("{PREFIX}{key}"));
+    let neutral = SamplerSettings::default();
+    // No number of tokens is below 0: it means no limit, as 0 does.
+    let top_k = integer("top_k")?.map(|n| n.clamp(0, u32::MAX.into()) as u32);
+    let last_n = integer("penalty_last_n")?;
+    let last_n = last_n.map(|n| n.clamp(i32::MIN.into(), i32::MAX.into()) as i32);
+    let settings = SamplerSettings {
+        temperature: float("temp")?.unwrap_or(neutral.temperature),
+        top_k: top_k.unwrap_or(neutral.top_k),
+        top_p: float("top_p")?.unwrap_or(neutral.top_p),
+        min_p: float("min_p")?.unwrap_or(neutral.min_p),
+        xtc_probability: float("xtc_probability")?.unwrap_or(neutral.xtc_probability),
+        xtc_threshold: float("xtc_threshold")?.unwrap_or(neutral.xtc_threshold),
+        repeat_penalty: float("penalty_repeat")?.unwrap_or(neutral.repeat_penalty),
+        repeat_last_n: last_n.unwrap_or(neutral.repeat_last_n),
+        ..neutral
+    };
+    let is_there = |key: &str| meta.get(&format!("{PREFIX}{key}")).is_some();
+    Ok(KEYS
+        .iter()
+        .any(|(key, _)| is_there(key))
+        .then_some(settings))
+}
+
+/// An integer of the file that may be negative.
+fn signed(meta: &Metadata, key: &str) -> Result<Option<i64>, gguf::Error> {
+    Ok(match meta.get(key) {
+        Some(&Value::I8(n)) => Some(n.into()),
+        Some(&Value::I16(n)) => Some(n.into()),
+        Some(&Value::I32(n)) => Some(n.into()),
+        Some(&Value::I64(n)) => Some(n),
+        _ => meta.u32(key)?.map(i64::from),
+    })
+}
+
 fn model_defaults(
     file: &ModelFile,
     architecture: Architecture,
 ) -> anyhow::Result<(SamplerSettings, &'static str)> {
-    let meta = file.gguf.metadata();
-    let temperature = meta.f32("general.sampling.temp")?;
-    let top_p = meta.f32("general.sampling.top_p")?;
-    let top_k = meta.u32("general.sampling.top_k")?;
-    let min_p = meta.f32("general.sampling.min_p")?;
-    if temperature.is_some() || top_p.is_some() || top_k.is_some() || min_p.is_some() {
-        let neutral = SamplerSettings::default();
-        let settings = SamplerSettings {
-            temperature: temperature.unwrap_or(neutral.temperature),
-            top_p: top_p.unwrap_or(neutral.top_p),
-            top_k: top_k.unwrap_or(neutral.top_k),
-            min_p: min_p.unwrap_or(neutral.min_p),
-            ..neutral
-        };
+    let of_file = file_settings(file.gguf.metadata()).with_context(|| file.name.clone())?;
+    if let Some(settings) = of_file {
         return Ok((settings, "of the file"));
     }
     if file.is_bundled {
@@ -230,32 +324,160 @@ pub fn describe(s: &SamplerSettings) -> String {
         true => "greedy".to_string(),
         false => format!("temperature {}", s.temperature),
     }];
+    if s.top_k > 0 {
+        words.push(format!("top-k {}", s.top_k));
+    }
     let mut add = |name: &str, value: f32, default: f32| {
         if value != default {
             words.push(format!("{name} {value}"));
         }
     };
-    add("top-k", s.top_k as f32, 0.0);
     add("top-p", s.top_p, neutral.top_p);
     add("min-p", s.min_p, neutral.min_p);
     add("typical-p", s.typical_p, neutral.typical_p);
     add("top-n-sigma", s.top_n_sigma.max(0.0), 0.0);
-    add(
-        "xtc-probability",
-        s.xtc_probability,
-        neutral.xtc_probability,
-    );
-    add("repeat-penalty", s.repeat_penalty, neutral.repeat_penalty);
-    add(
-        "frequency-penalty",
-        s.frequency_penalty,
-        neutral.frequency_penalty,
-    );
-    add(
-        "presence-penalty",
-        s.presence_penalty,
-        neutral.presence_penalty,
-    );
-    add("dry-multiplier", s.dry_multiplier, neutral.dry_multiplier);
+    add("xtc-probability", s.xtc_probability, 0.0);
+    if s.xtc_probability > 0.0 {
+        add("xtc-threshold", s.xtc_threshold, neutral.xtc_threshold);
+    }
+    add("repeat-penalty", s.repeat_penalty, 1.0);
+    add("frequency-penalty", s.frequency_penalty, 0.0);
+    add("presence-penalty", s.presence_penalty, 0.0);
+    add("dry-multiplier", s.dry_multiplier, 0.0);
+    if s.repeat_last_n != neutral.repeat_last_n {
+        words.push(format!("repeat-last-n {}", s.repeat_last_n));
+    }
     words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model_file::ModelArgs;
+    use clap::Parser;
+    use std::collections::BTreeSet;
+
+    /// The flags of a command line.
+    #[derive(Parser)]
+    #[command(allow_negative_numbers = true)]
+    struct Line {
+        #[command(flatten)]
+        sampling: SamplingArgs,
+    }
+
+    fn bundled() -> (ModelFile, std::sync::Arc<Tokenizer>) {
+        let file = ModelArgs { model: None }.open().expect("the bundled model");
+        let tokenizer = file.tokenizer().expect("its tokenizer");
+        (file, tokenizer)
+    }
+
+    fn settings(words: &[&str]) -> anyhow::Result<SamplerSettings> {
+        let line = Line::try_parse_from([&["test", "--seed", "5"], words].concat())?;
+        let (file, tokenizer) = bundled();
+        let architecture = Architecture::MuseGlimmer;
+        let sampling = line.sampling.settings(&file, &tokenizer, architecture)?;
+        Ok(sampling.settings)
+    }
+
+    /// Every flag changes its own field and no other.
+    #[test]
+    fn flags_are_fields() {
+        type Change = fn(&mut SamplerSettings);
+        let cases: [(&str, &str, Change); 15] = [
+            ("--temperature", "0.5", |s| s.temperature = 0.5),
+            ("--top-k", "4294967295", |s| s.top_k = u32::MAX),
+            ("--top-p", "0.5", |s| s.top_p = 0.5),
+            ("--min-p", "0.5", |s| s.min_p = 0.5),
+            ("--typical-p", "0.5", |s| s.typical_p = 0.5),
+            ("--top-n-sigma", "1.5", |s| s.top_n_sigma = 1.5),
+            ("--xtc-probability", "0.5", |s| s.xtc_probability = 0.5),
+            ("--xtc-threshold", "0.5", |s| s.xtc_threshold = 0.5),
+            ("--repeat-penalty", "1.5", |s| s.repeat_penalty = 1.5),
+            ("--repeat-last-n", "-1", |s| s.repeat_last_n = -1),
+            ("--frequency-penalty", "-0.5", |s| {
+                s.frequency_penalty = -0.5
+            }),
+            ("--presence-penalty", "-0.5", |s| s.presence_penalty = -0.5),
+            ("--dry-base", "1.5", |s| s.dry_base = 1.5),
+            ("--dry-allowed-length", "7", |s| s.dry_allowed_length = 7),
+            ("--dry-last-n", "9", |s| s.dry_penalty_last_n = 9),
+        ];
+        for (flag, value, change) in cases {
+            let mut expected = settings(&[]).expect("settings");
+            change(&mut expected);
+            assert_eq!(settings(&[flag, value]).expect(flag), expected, "{flag}");
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_name_their_flag() {
+        for (flag, value, message) in [
+            (
+                "--temperature",
+                "nan",
+                "--temperature: found NaN, expected a finite number",
+            ),
+            ("--top-p", "-1", "--top-p: found -1, expected 0 to 1"),
+            (
+                "--repeat-last-n",
+                "-2",
+                "--repeat-last-n: found -2, expected -1 or more",
+            ),
+            (
+                "--dry-last-n",
+                "-2",
+                "--dry-last-n: found -2, expected -1 or more",
+            ),
+            (
+                "--repeat-penalty",
+                "0",
+                "--repeat-penalty: found 0, expected a finite number above 0",
+            ),
+        ] {
+            let error = settings(&[flag, value]).expect_err(message);
+            assert_eq!(error.to_string(), message);
+        }
+    }
+
+    /// Text between the usual four is repeated text; they begin it anew.
+    #[test]
+    fn the_usual_breakers_of_dry() {
+        let (_, tokenizer) = bundled();
+        let found = settings(&["--dry-multiplier", "0.8"]).expect("settings");
+        let found: BTreeSet<Vec<u32>> = found.dry_breakers.into_iter().collect();
+        let breaks = |id: &u32| {
+            let bytes = tokenizer.token_bytes(*id).unwrap_or_default();
+            bytes.iter().any(|byte| b"\n:\"*".contains(byte))
+        };
+        let ids = (0..tokenizer.n_vocab() as u32).filter(breaks);
+        assert_eq!(found, ids.map(|id| vec![id]).collect());
+        let asterisk = tokenizer.encode("*", Special::Text);
+        assert!(found.contains(&asterisk), "{asterisk:?}");
+        let own = settings(&["--dry-multiplier", "0.8", "--dry-breaker", "*"]);
+        assert!(own.expect("settings").dry_breakers.len() < found.len());
+    }
+
+    #[test]
+    fn settings_in_words() {
+        for (words, expected) in [
+            (
+                &["--top-k", "4294967295"][..],
+                "temperature 0.6, top-k 4294967295, min-p 0.05, repeat-penalty 1.15",
+            ),
+            (
+                &["--repeat-last-n", "-1"],
+                "temperature 0.6, min-p 0.05, repeat-penalty 1.15, repeat-last-n -1",
+            ),
+            (
+                &["--xtc-threshold", "0.2"],
+                "temperature 0.6, min-p 0.05, repeat-penalty 1.15",
+            ),
+            (
+                &["--xtc-threshold", "0.2", "--xtc-probability", "1"],
+                "temperature 0.6, min-p 0.05, xtc-probability 1, xtc-threshold 0.2, repeat-penalty 1.15",
+            ),
+        ] {
+            assert_eq!(describe(&settings(words).expect("settings")), expected);
+        }
+    }
 }

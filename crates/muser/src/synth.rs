@@ -2,7 +2,9 @@
 //!
 //! What a reader would get wrong: nothing appears under the final name before
 //! the last byte is on the disk; until then a hidden `.gguf.partial` file in the
-//! same folder grows, which an error or Ctrl-C removes (a killed process leaves it).
+//! same folder grows, which an error or Ctrl-C removes. A killed process leaves
+//! it; since it looks like one that is being written, the next run names it and
+//! deletes nothing.
 
 mod mix;
 mod plan;
@@ -14,10 +16,12 @@ use crate::inspect::{Sizes, write_sizes, write_tensor_groups};
 use crate::interrupt;
 use crate::model_file::ModelArgs;
 use crate::terminal;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use gguf::{TensorInfo, TensorType, Writer};
 use mix::{Mix, parse_type};
+pub use plan::tensors;
 use plan::{Encodings, Plan};
+pub use shape::{Arch, Shape};
 use shape::{Changes, Name};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -56,7 +60,7 @@ pub struct Args {
     /// Seed of the weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Replace the file if it is there
+    /// Replace the file if it is there; for a link, the file that it leads to
     #[arg(long)]
     force: bool,
     /// Show what would be written, and write nothing
@@ -88,23 +92,63 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.out.is_file() && !args.force {
         bail!("{} exists; --force replaces it", args.out.display());
     }
+    let out = target(&args.out)?;
+    warn_of_leftovers(&out);
     interrupt::watch()?;
     let start = Instant::now();
-    let file_bytes = write(&args.out, &plan, &infos, args.seed)?;
+    let file_bytes = write(&out, &plan, &infos, args.seed)?;
     let seconds = start.elapsed().as_secs_f64();
     let mut out = anstream::stdout().lock();
     writeln!(
         out,
-        "{}: {}, {} tensors, {} parameters, {:.2} bits per weight, seed {}; {seconds:.1} s, {}/s",
+        "{}: {}, {}, {} parameters, {:.2} bits per weight, seed {}; {seconds:.1} s, {}/s",
         args.out.display(),
         terminal::bytes(file_bytes),
-        infos.len(),
+        terminal::count(infos.len(), "tensor"),
         terminal::grouped(sizes.n_parameters),
         sizes.bits_per_weight(),
         args.seed,
         terminal::bytes((file_bytes as f64 / seconds.max(1e-9)) as u64),
     )?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The path that is written: that of the file which `out` leads to, if it is a
+/// link, since a new file of that name would take the link's place.
+fn target(out: &Path) -> anyhow::Result<PathBuf> {
+    match std::fs::symlink_metadata(out) {
+        Ok(about) if about.is_symlink() => std::fs::canonicalize(out).with_context(|| {
+            let out = out.display();
+            format!("{out}: found a link that leads to nothing, expected a file or a free name")
+        }),
+        _ => Ok(out.to_path_buf()),
+    }
+}
+
+/// Names the unfinished files in the folder of `out`.
+fn warn_of_leftovers(out: &Path) {
+    // Where the folder cannot be listed, writing will say what is wrong.
+    let Ok(entries) = std::fs::read_dir(folder(out)) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with('.') && name.ends_with(".gguf.partial") {
+            let n_bytes = entry.metadata().map_or(0, |about| about.len());
+            terminal::warn(&format!(
+                "{} ({}) is an unfinished file; delete it unless another muser writes it now",
+                entry.path().display(),
+                terminal::bytes(n_bytes),
+            ));
+        }
+    }
+}
+
+/// The folder of a file.
+fn folder(file: &Path) -> &Path {
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 /// Writes the planned file to `out`; gives its length in bytes.
@@ -180,10 +224,10 @@ fn space(out: &Path, needed_bytes: u64) -> String {
 
 /// Bytes that may be written to the folder of `out`, if the system says.
 fn available_bytes(out: &Path) -> Option<u64> {
-    let folder = out.parent().filter(|p| !p.as_os_str().is_empty());
+    let folder = folder(out);
     #[cfg(unix)]
     {
-        let about = rustix::fs::statvfs(folder.unwrap_or(Path::new("."))).ok()?;
+        let about = rustix::fs::statvfs(folder).ok()?;
         about.f_bavail.checked_mul(about.f_frsize)
     }
     #[cfg(not(unix))]

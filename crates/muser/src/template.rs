@@ -7,32 +7,33 @@
 use crate::chat::{ChatArgs, now, prompt_tokens};
 use crate::input::read_text_file;
 use crate::model_file::ModelArgs;
-use crate::terminal::print_line;
-use crate::tokenize::{join_ids, print_text};
+use crate::terminal::{print_line, print_text};
+use crate::tokenize::join_ids;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use text::{Conversation, Message, Segment, Special, Tokenizer};
+use text::{Conversation, DateTime, Message, Segment, Special, Tokenizer};
 
 /// Render a conversation as the model's prompt
 ///
 /// CONVERSATION is a JSON file: an object with "messages" and, if wanted, "tools",
-/// "reasoning_effort", "current_date" and other variables of the template, or only the list of
-/// messages.
+/// "reasoning_effort", "current_date" (as 2026-01-31) and other variables of the template, or only
+/// the list of messages. Flags win over what it says.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:\n  \
     muser template chat.json\n  \
     echo '[{\"role\":\"user\",\"content\":\"Hi\"}]' | muser template --reasoning low -\n  \
     muser template --model model.gguf --chat-template mine.jinja --tokens chat.json\n  \
-    muser template --json chat.json | jq '.segments[] | select(.kind == \"text\").text'")]
+    muser template --json chat.json | jq '.segments[] | select(.kind == \"text\").text'\n\n\
+    On a terminal, control characters are shown as escapes; a pipe or a file gets the prompt byte \
+    for byte.")]
 pub struct Args {
     /// File with the conversation as JSON; `-` reads it from standard input
     #[arg(value_name = "CONVERSATION")]
     conversation: PathBuf,
     #[command(flatten)]
     model: ModelArgs,
-    // These win over what the conversation says.
     #[command(flatten)]
     chat: ChatArgs,
     /// Do not end the prompt with the start of the answer
@@ -73,10 +74,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 impl Args {
     fn conversation(&self) -> anyhow::Result<Conversation> {
         let text = read_text_file(&self.conversation, "the conversation")?;
-        let mut conversation = parse(&text).with_context(|| match self.conversation.to_str() {
+        let origin = || match self.conversation.to_str() {
             Some("-") => "conversation on standard input".to_string(),
             _ => format!("conversation {}", self.conversation.display()),
-        })?;
+        };
+        let mut conversation = parse(&text).with_context(origin)?;
         if self.chat.reasoning.is_some() {
             conversation.reasoning_strength = self.chat.reasoning;
         }
@@ -84,10 +86,11 @@ impl Args {
             conversation.add_generation_prompt = false;
         }
         let now = match (&self.chat.date, &conversation.current_date) {
-            (Some(date), _) => now(Some(date))?,
-            // What the conversation says there may be any text.
-            (None, Some(date)) => now(Some(date)).or_else(|_| now(None))?,
-            (None, None) => now(None)?,
+            (None, Some(date)) => {
+                let date = date.parse::<DateTime>().context("current_date");
+                date.with_context(origin)?
+            }
+            (date, _) => now(date.as_deref())?,
         };
         if self.chat.date.is_some() || conversation.current_date.is_none() {
             conversation.current_date = Some(now.iso_date());

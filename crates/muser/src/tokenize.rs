@@ -5,10 +5,10 @@
 
 use crate::input::{parse_ids, read_text};
 use crate::model_file::ModelArgs;
-use crate::terminal::{self, DIM, print_line};
+use crate::terminal::{self, count, print_line, print_text};
 use clap::ValueEnum;
+use gguf::shown;
 use serde_json::{Value, json};
-use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use text::{ControlText, Special, Tokenizer};
 
@@ -19,7 +19,9 @@ use text::{ControlText, Special, Tokenizer};
     muser tokenize --special --bos never \"<|start|>user<|message|>Hi<|eot|>\"\n  \
     muser tokenize --ids - < story.txt\n  \
     muser tokenize --decode 3968,1605,426\n  \
-    muser tokenize --model SmolLM2-135M-Instruct.Q4_1.gguf --json \"Hello\" | jq '.tokens[].id'")]
+    muser tokenize --model SmolLM2-135M-Instruct.Q4_1.gguf --json \"Hello\" | jq '.tokens[].id'\n\n\
+    On a terminal, control characters are shown as escapes; a pipe or a file gets text byte for \
+    byte.")]
 pub struct Args {
     /// The text; `-` reads it from standard input
     #[arg(value_name = "TEXT", required_unless_present = "decode")]
@@ -114,17 +116,6 @@ pub fn join_ids(ids: &[u32]) -> String {
     words.join(",")
 }
 
-/// Prints a text as it is, so that it can be piped; only a terminal gets a
-/// line feed behind it.
-pub fn print_text(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    if out.is_terminal() && !text.ends_with('\n') {
-        out.write_all(b"\n")?;
-    }
-    out.flush()
-}
-
 /// A vocabulary that was trained without rare bytes loses them.
 fn warn_of_missing_bytes(tokenizer: &Tokenizer, text: &str) {
     let missing = tokenizer.missing_bytes();
@@ -142,33 +133,25 @@ fn warn_of_missing_bytes(tokenizer: &Tokenizer, text: &str) {
     }
 }
 
-/// A token as a column of text: what it stands for with escapes in quotes, or
-/// its spelling without quotes if it stands for nothing.
-fn shown(tokenizer: &Tokenizer, id: u32) -> String {
-    match tokenizer.token_bytes(id).unwrap_or_default() {
-        [] => tokenizer.token_text(id).unwrap_or_default().to_string(),
-        bytes => format!("\"{}\"", escaped(bytes)),
+/// A token as a column of text: what it stands for in quotes, with `\xNN` for
+/// bytes that are no character, or its spelling without quotes if it stands for
+/// nothing.
+fn cell(tokenizer: &Tokenizer, id: u32) -> String {
+    let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+    if bytes.is_empty() {
+        return shown(tokenizer.token_text(id).unwrap_or_default());
     }
-}
-
-/// Text with control characters and quotes escaped and `\xNN` for bytes that
-/// are no character.
-fn escaped(bytes: &[u8]) -> String {
     let mut out = String::new();
     for chunk in bytes.utf8_chunks() {
-        out.extend(chunk.valid().chars().map(|c| match c {
-            '"' | '\\' => format!("\\{c}"),
-            c if c.is_control() => c.escape_default().to_string(),
-            c => c.to_string(),
-        }));
+        out.push_str(&shown(chunk.valid()));
         out.extend(chunk.invalid().iter().map(|b| format!("\\x{b:02x}")));
     }
-    out
+    format!("\"{out}\"")
 }
 
 fn print_table(tokenizer: &Tokenizer, ids: &[u32]) -> std::io::Result<()> {
     const WIDEST: usize = 28;
-    let texts: Vec<String> = ids.iter().map(|&id| shown(tokenizer, id)).collect();
+    let texts: Vec<String> = ids.iter().map(|&id| cell(tokenizer, id)).collect();
     let width = texts.iter().map(|t| t.chars().count()).max().unwrap_or(0);
     let width = width.clamp("text".len(), WIDEST);
     print_line(format_args!("{:>7}  {:width$}  bytes", "id", "text"))?;
@@ -178,7 +161,7 @@ fn print_table(tokenizer: &Tokenizer, ids: &[u32]) -> std::io::Result<()> {
         let line = format!("{id:>7}  {text:width$}  {}", hex.join(" "));
         print_line(line.trim_end())?;
     }
-    anstream::eprintln!("{DIM}{} tokens{DIM:#}", ids.len());
+    terminal::remark(&count(ids.len(), "token"));
     Ok(())
 }
 

@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.rows == 0 || args.repetitions == 0 {
         bail!("--rows and --repetitions: found 0, expected 1 or more");
     }
-    let file = args.model.open()?;
+    let file = args.load.open(&args.model)?;
     match args.load.device {
         Device::Cpu => args.walk(args.load.cpu.device()?, &file),
         Device::Reference => args.walk(Reference::new(), &file),

@@ -1,6 +1,9 @@
 //! `muser inspect` from outside: what it prints about good, strange and broken
 //! files.
 
+mod common;
+
+use common::{changed_model, rewritten};
 use gguf::{Array, Gguf, Metadata, TensorInfo, TensorType, Value, Writer};
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
@@ -168,6 +171,72 @@ fn drafter() {
     assert_eq!(
         json["muser"]["tokenizer"]["digest"],
         target["muser"]["tokenizer"]["digest"]
+    );
+}
+
+/// A drafter's tensors are checked as a model's are.
+#[test]
+fn drafters_that_cannot_be_used() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("a.gguf");
+    type Change = fn(&mut Metadata, &mut Vec<TensorInfo>);
+    let cases: [(Change, &str); 5] = [
+        (
+            |_, tensors| tensors.retain(|t| t.name != "blk.1.ffn_down.weight"),
+            "reason tensor blk.1.ffn_down.weight is missing; expected shape [768, 256]",
+        ),
+        (
+            |_, tensors| tensors[0].shape = vec![256, 256],
+            "reason tensor fc.weight: found shape [256, 256], expected [768, 256]",
+        ),
+        (
+            |_, tensors| tensors.iter_mut().for_each(|t| t.ty = TensorType::Q8_0),
+            "reason tensor enc.output_norm.weight: found type Q8_0, expected F32, F16 or BF16",
+        ),
+        (
+            |_, tensors| {
+                let (name, ty) = ("od\u{1b}d".to_string(), TensorType::F32);
+                tensors.push(TensorInfo {
+                    name,
+                    ty,
+                    shape: vec![1],
+                });
+            },
+            "reason 1 tensor(s) of the file are not part of a dflash model, first: od\\u{1b}d; a \
+             model that needs them would be computed wrongly",
+        ),
+        (
+            |metadata, _| {
+                let layers = Value::Array(Array::I32(vec![2, 5]));
+                metadata.insert("dflash.target_layers", layers);
+            },
+            "reason tensor fc.weight: found shape [768, 256], expected [512, 256]",
+        ),
+    ];
+    for (change, reason) in cases {
+        let path = rewritten(&path, "nano-glimmer-dflash-q8_0.gguf", change);
+        check(&report(&[&path]), &["Muser: cannot run", reason]);
+        let json = report_json(&[&path]);
+        assert_eq!(json["muser"]["role"], json!("drafter"), "{reason}");
+        assert_eq!(json["muser"]["usable"], json!(false), "{reason}");
+    }
+}
+
+#[test]
+fn sampling_keys_that_are_not_honoured() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let keys = [
+        ("general.sampling.mirostat", Value::I32(2)),
+        ("general.sampling.temp", Value::F32(0.5)),
+    ];
+    let path = folder.path().join("a.gguf");
+    let path = changed_model(&path, "nano-glimmer-q8_0.gguf", &keys);
+    let line = "not honoured general.sampling.mirostat";
+    check(&report(&[&path]), &["Muser: can run", line]);
+    let json = report_json(&[&path]);
+    assert_eq!(
+        json["muser"]["sampling_not_honoured"],
+        json!(["general.sampling.mirostat"])
     );
 }
 
@@ -346,6 +415,8 @@ fn odd_values() {
             Value::Array(Array::Array(vec![
                 Array::U8(vec![1, 2]),
                 Array::F64(vec![f64::NAN]),
+                // JSON leaves this one alone, and a terminal does not.
+                Array::String(["\u{9b}2J"].into_iter().collect()),
             ])),
         ),
         ("empty", Value::Array(Array::I16(vec![]))),
@@ -365,7 +436,7 @@ fn odd_values() {
         &[
             "a\\u{1b}[31mkey string \"red \\u{1b}[31m\\nline\"",
             "infinite f32 \"inf\"",
-            "nested 2 x array [[1,2], [\"NaN\"]]",
+            "nested 3 x array [[1, 2], [\"NaN\"], [\"\\u{9b}2J\"]]",
             "empty 0 x i16 []",
             "most u64 18446744073709551615",
             &long,
@@ -376,7 +447,7 @@ fn odd_values() {
     assert_eq!(json["metadata"]["infinite"]["value"], json!("inf"));
     assert_eq!(
         json["metadata"]["nested"]["value"],
-        json!([[1, 2], ["NaN"]])
+        json!([[1, 2], ["NaN"], ["\u{9b}2J"]])
     );
     assert_eq!(json["metadata"]["most"]["value"], json!(u64::MAX));
 }

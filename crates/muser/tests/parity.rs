@@ -116,10 +116,118 @@ fn golden_log_probabilities() {
     assert_eq!(found["limits"]["max_abs"], 1e-3);
 }
 
+/// One golden prompt of the bundled model, of three tokens, after a change.
+fn golden_of(path: &Path, change: impl FnOnce(&mut Value)) -> String {
+    let golden = root("testdata/nano-glimmer/golden.json");
+    let text = std::fs::read_to_string(golden).expect("the golden file");
+    let golden: Value = serde_json::from_str(&text).expect("JSON");
+    let prompt = &golden["prompts"][0];
+    let first = |list: &str| prompt[list].as_array().expect("a list")[..3].to_vec();
+    let mut short = serde_json::json!({
+        "name": "short",
+        "prompt_ids": prompt["prompt_ids"],
+        "greedy_ids": first("greedy_ids"),
+        "top5": first("top5"),
+    });
+    change(&mut short);
+    let all = serde_json::json!({ "prompts": [short] });
+    std::fs::write(path, all.to_string()).expect("written");
+    path.display().to_string()
+}
+
+/// The greedy token is part of the verdict, unless golden values call another as
+/// likely.
+#[test]
+fn golden_greedy_tokens() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("golden.json");
+    let verdict = |change: &dyn Fn(&mut Value), flags: &[&str]| {
+        let golden = golden_of(&path, change);
+        let (code, found) = report(&[&["--golden", &golden], flags].concat());
+        let check = &found["checks"][0];
+        let (same, wrong) = (&check["same_top_rows"], &check["wrong_top_rows"]);
+        (code, same.as_u64().unwrap(), wrong.as_u64().unwrap())
+    };
+    assert_eq!(verdict(&|_| (), &[]), (0, 3, 0));
+    // The last token is compared and never fed.
+    let second = |prompt: &Value| prompt["top5"][2][1][0].clone();
+    let other = |prompt: &mut Value| prompt["greedy_ids"][2] = second(prompt);
+    assert_eq!(verdict(&other, &[]), (1, 2, 1));
+    assert_eq!(verdict(&|p| p["greedy_ids"][2] = 17.into(), &[]), (1, 2, 1));
+    let near = |prompt: &mut Value| {
+        let likely = prompt["top5"][2][0][1].as_f64().unwrap();
+        prompt["top5"][2][1][1] = (likely - 0.04).into();
+        prompt["greedy_ids"][2] = second(prompt);
+    };
+    assert_eq!(verdict(&near, &["--max-abs", "20"]), (0, 2, 0));
+    let (code, same, wrong) = verdict(&near, &[]);
+    assert_eq!(
+        (code, same, wrong),
+        (1, 2, 0),
+        "the log-probability is wrong"
+    );
+
+    // An answer that is not greedy: the likeliest golden token is.
+    let answer = |prompt: &mut Value| {
+        let ids = prompt.as_object_mut().unwrap().remove("greedy_ids");
+        prompt["answer_ids"] = ids.unwrap();
+    };
+    assert_eq!(verdict(&answer, &[]), (0, 3, 0));
+    let wrong_top = |prompt: &mut Value| {
+        answer(prompt);
+        prompt["top5"][2] = serde_json::json!([[17, -0.1]]);
+    };
+    assert_eq!(verdict(&wrong_top, &["--max-abs", "100"]), (1, 2, 1));
+
+    let golden = golden_of(&path, other);
+    let outcome = muser(&["parity", "--golden", &golden]);
+    let lines: Vec<&str> = outcome.stdout.lines().rev().collect();
+    assert_eq!(
+        lines[0],
+        "FAILED: 1 of 1 outside max abs 1e-3, same greedy tokens"
+    );
+    assert!(
+        lines[2].ends_with("2/3  FAILED: 1 other greedy token"),
+        "{}",
+        outcome.stdout
+    );
+}
+
+#[test]
+fn arrays_that_nothing_is_compared_with_are_named() {
+    let golden = oracle("golden-text-nano-f16.npz");
+    let nano = oracle("text-nano-f16.gguf");
+    let skipped = [
+        "tokens_edge, which has no logits",
+        "tokens_one, which has no logits",
+    ];
+    let (code, found) = report(&["-m", &nano, "--golden", &golden]);
+    assert_eq!((code, &found["skipped"]), (0, &serde_json::json!(skipped)));
+    let stdout = muser(&["parity", "-m", &nano, "--golden", &golden]).stdout;
+    for what in skipped {
+        assert!(stdout.contains(&format!("\nskipped: {what}\n")), "{stdout}");
+    }
+}
+
+#[test]
+fn without_a_bound_there_is_no_verdict() {
+    let args = ["--against-kv", "f32", "-n", "5"];
+    let (code, found) = report(&args);
+    assert_eq!((code, &found["passed"]), (0, &Value::Null));
+    let outcome = muser(&[&["parity"], &args[..]].concat());
+    let last = outcome.stdout.lines().last();
+    assert_eq!(
+        last,
+        Some("NO VERDICT: no bound was given; --max-kl X gives one")
+    );
+}
+
 #[test]
 fn a_backend_equals_itself() {
     let outcome = muser(&[
         "parity",
+        "--device",
+        "reference",
         "--against",
         "reference",
         "--kv",
@@ -163,6 +271,8 @@ fn operation_by_operation() {
     let args = [
         "--model",
         &nano,
+        "--device",
+        "reference",
         "--against",
         "reference",
         "--ops",
@@ -351,6 +461,22 @@ fn bad_golden_files() {
     check(
         r#"{"prompts": [{"prompt_ids": [1], "greedy_ids": [2, 3], "top5": [[[2, -0.5]]]}]}"#,
         "prompt 0: found 1 entries of top5, expected one for each of 2 greedy_ids",
+    );
+    check(
+        r#"{"prompts": [{"prompt_ids": [1], "answer_ids": [2, 3], "top5": [[[2, -0.5]]]}]}"#,
+        "prompt 0: found 1 entries of top5, expected one for each of 2 answer_ids",
+    );
+    check(
+        r#"{"prompts": [{"prompt_ids": [1], "top5": []}]}"#,
+        "prompt 0: greedy_ids is missing or empty",
+    );
+    check(
+        r#"{"prompts": [{"prompt_ids": [1], "answer_ids": [2], "greedy_ids": [2], "top5": [[]]}]}"#,
+        "prompt 0: found greedy_ids and answer_ids, expected one of them",
+    );
+    check(
+        r#"{"prompts": [{"prompt_ids": [1], "greedy_ids": [2], "top5": [[]]}]}"#,
+        "prompt 0: entry 0 of top5 is empty",
     );
     check(
         r#"{"prompts": [{"prompt_ids": [1], "greedy_ids": [2], "top5": [[[512, -0.5]]]}]}"#,

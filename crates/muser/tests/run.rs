@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{check_error, muser, muser_with, oracle, root};
+use common::{changed_model, check_error, muser, muser_with, oracle, root};
+use gguf::Value as Key;
 use serde_json::Value;
 use std::io::Read;
 
@@ -23,7 +24,16 @@ fn golden(name: &str) -> (String, String) {
     (prompt.to_string(), turn.to_string())
 }
 
-const GREEDY: [&str; 5] = ["run", "--temperature", "0", "--repeat-penalty", "1"];
+/// Golden answers are those of exact arithmetic.
+const GREEDY: [&str; 7] = [
+    "run",
+    "--device",
+    "reference",
+    "--temperature",
+    "0",
+    "--repeat-penalty",
+    "1",
+];
 const DATE: [&str; 2] = ["--date", "2026-11-30"];
 
 #[test]
@@ -38,7 +48,7 @@ fn the_answer_is_all_of_stdout() {
     assert_eq!(
         lines[0],
         "nano-glimmer (bundled) | muse-glimmer | reference (scalar f32) | kv f16 | context 2048 | \
-         greedy, min-p 0.05 (of the bundled model, changed by flags)"
+         20.52 MiB beside the weights | greedy, min-p 0.05 (of the bundled model, changed by flags)"
     );
     let figures = lines[1];
     assert!(figures.starts_with("prompt 66 tokens, "), "{figures}");
@@ -201,25 +211,34 @@ fn raw_continues_plain_text() {
 #[test]
 fn what_cannot_work_is_refused_before_anything_runs() {
     let long = "word ".repeat(3000);
-    let outcome = muser(&["run", &long]);
-    assert_eq!(outcome.code, 1);
-    let error = outcome.stderr.lines().last().expect("an error");
-    assert!(
-        error.starts_with("error: the prompt has ")
-            && error.ends_with(
-                "tokens, but the context holds 2048 and one place must be left for the answer"
-            ),
-        "{error}"
-    );
+    for (context, remedy) in [
+        (
+            "2048",
+            "the model was trained for no more, so --ctx cannot help",
+        ),
+        ("1024", "--ctx gives more, up to 2048"),
+    ] {
+        let outcome = muser(&["run", "--ctx", context, &long]);
+        assert_eq!(outcome.code, 1);
+        let expected = format!(
+            "error: the prompt has 3058 tokens, but the context holds {context} and one place \
+             must be left for the answer; {remedy}"
+        );
+        assert_eq!(outcome.stderr.lines().last(), Some(&*expected));
+    }
+    let outcome = muser(&["run", "--max-tokens", "0", "Hi"]);
+    let expected = "error: invalid value '0' for '--max-tokens <N>': 0 is not in 1..";
+    assert!(outcome.stderr.starts_with(expected), "{}", outcome.stderr);
+    assert_eq!(outcome.code, 2);
     check_error(
         &["run", "--date", "2026-02-30", "Hi"],
         b"",
-        "--date: found \"2026-02-30\", expected a date as 2026-01-31",
+        "--date: found the date 2026-02-30, expected a day of the years 1 to 9999, as 2026-01-31",
     );
     check_error(
         &["run", "--temperature", "inf", "Hi"],
         b"",
-        "sampler setting temperature: found inf, allowed is a finite number",
+        "--temperature: found inf, expected a finite number",
     );
     check_error(
         &["run", "--ctx", "4096", "Hi"],
@@ -345,6 +364,105 @@ fn settings_come_from_flags_then_the_file_then_the_architecture() {
         ]),
         "temperature 1, top-k 5, top-p 0.95, frequency-penalty 0.5, presence-penalty -1 (of the \
          architecture, changed by flags)"
+    );
+}
+
+/// The settings of the start line, and the line after it.
+fn start_of(model: &str, flags: &[&str]) -> (String, String) {
+    let args = ["run", "-m", model, "-n", "1", "--raw"];
+    let outcome = muser(&[&args, flags, &["Hi"]].concat());
+    let mut lines = outcome.stderr.lines().map(str::to_string);
+    let start = lines.next().expect("a line");
+    let settings = start.rsplit(" | ").next().expect("settings");
+    (settings.to_string(), lines.next().unwrap_or_default())
+}
+
+#[test]
+fn sampling_keys_of_the_file_are_honoured_or_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.gguf");
+    let model = |keys: &[(&str, Key)]| {
+        let named =
+            |&(key, ref value): &(&str, Key)| (format!("general.sampling.{key}"), value.clone());
+        let keys: Vec<(String, Key)> = keys.iter().map(named).collect();
+        let keys: Vec<(&str, Key)> = keys.iter().map(|(k, v)| (&**k, v.clone())).collect();
+        changed_model(&path, "nano-glimmer-q8_0.gguf", &keys)
+    };
+    let all = model(&[
+        ("temp", Key::F32(0.5)),
+        ("top_k", Key::I32(7)),
+        ("top_p", Key::F32(0.75)),
+        ("min_p", Key::F64(0.25)),
+        ("xtc_probability", Key::F32(0.125)),
+        ("xtc_threshold", Key::F32(0.25)),
+        ("penalty_repeat", Key::F32(1.5)),
+        ("penalty_last_n", Key::I32(-1)),
+        ("mirostat", Key::I32(2)),
+        ("sequence", Key::String("top_k;temp".into())),
+    ]);
+    let words = "top-k 7, top-p 0.75, min-p 0.25, xtc-probability 0.125, xtc-threshold 0.25, \
+                 repeat-penalty 1.5, repeat-last-n -1";
+    let not = "not honoured of the file: general.sampling.mirostat, general.sampling.sequence";
+    let (settings, next) = start_of(&all, &[]);
+    assert_eq!(settings, format!("temperature 0.5, {words} (of the file)"));
+    assert_eq!(next, not);
+    let (settings, _) = start_of(&all, &["--temperature", "1", "--repeat-last-n", "64"]);
+    let words = words.trim_end_matches(", repeat-last-n -1");
+    let expected = format!("temperature 1, {words} (of the file, changed by flags)");
+    assert_eq!(settings, expected);
+    // One key alone: all others are neutral; below 0 is no limit.
+    let (settings, next) = start_of(&model(&[("top_k", Key::I32(-1))]), &[]);
+    assert_eq!(settings, "temperature 1 (of the file)");
+    assert!(next.starts_with("raw completion"), "{next}");
+    let (settings, _) = start_of(&model(&[("top_k", Key::U32(u32::MAX))]), &[]);
+    assert_eq!(settings, "temperature 1, top-k 4294967295 (of the file)");
+
+    let model = model(&[("temp", Key::F32(f32::NAN)), ("top_p", Key::F32(2.0))]);
+    let run = ["run", "-m", &model, "Hi"];
+    let message = format!(
+        "{model}: metadata key general.sampling.temp: found NaN, expected a finite number; \
+         --temperature can replace it"
+    );
+    check_error(&run, b"", &message);
+    let message = format!(
+        "{model}: metadata key general.sampling.top_p: found 2, expected 0 to 1; --top-p can \
+         replace it"
+    );
+    check_error(&[&run[..], &["--temperature", "1"]].concat(), b"", &message);
+    let flags = ["--temperature", "1", "--top-p", "-0.5"];
+    let message = "--top-p: found -0.5, expected 0 to 1";
+    check_error(&[&run[..], &flags].concat(), b"", message);
+    let wrong = changed_model(
+        &path,
+        "nano-glimmer-q8_0.gguf",
+        &[("general.sampling.temp", Key::String("hot".into()))],
+    );
+    let message =
+        format!("{wrong}: metadata key general.sampling.temp: found string, expected f32");
+    check_error(&["run", "-m", &wrong, "Hi"], b"", &message);
+}
+
+/// What a file says of itself reaches the terminal, but steers nothing.
+#[test]
+fn a_name_cannot_steer_a_terminal() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.gguf");
+    let name = "nano\u{1b}]0;title\u{7}\u{9b}2J\nerror: no".to_string();
+    let keys = [
+        ("general.name", Key::String(name)),
+        ("general.sampling.x\u{1b}[2J", Key::U32(0)),
+    ];
+    let model = changed_model(&path, "nano-glimmer-q8_0.gguf", &keys);
+    let outcome = muser(&["run", "-m", &model, "-n", "1", "--raw", "Hi"]);
+    let start = format!("nano\\u{{1b}}]0;title\\u{{7}}\\u{{9b}}2J\\nerror: no ({model}) | ");
+    assert!(outcome.stderr.starts_with(&start), "{}", outcome.stderr);
+    let named = "not honoured of the file: general.sampling.x\\u{1b}[2J\n";
+    assert!(outcome.stderr.contains(named), "{}", outcome.stderr);
+    let is_steering = |c: char| c.is_control() && c != '\n';
+    assert!(
+        !outcome.stderr.contains(is_steering),
+        "{:?}",
+        outcome.stderr
     );
 }
 

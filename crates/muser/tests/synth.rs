@@ -249,34 +249,32 @@ fn refusals() {
     for (args, expected) in [
         (
             vec!["--embd", "300"],
-            "error: tensor token_embd.weight: found rows of 300 elements, expected a multiple of 32 \
-             for Q8_0",
+            "error: --embd: found 300, expected a multiple of 32, the length of a block of Q8_0",
+        ),
+        (
+            vec!["--ff", "300"],
+            "error: --ff: found 300, expected a multiple of 32, the length of a block of Q8_0",
+        ),
+        (
+            vec!["--heads", "2", "--head-dim", "24"],
+            "error: --heads times --head-dim: found 48, expected a multiple of 32, the length of a \
+             block of Q8_0",
         ),
         (
             vec!["--heads", "3"],
-            "error: metadata key muse-glimmer.attention.head_count_kv: found 2, expected a \
-             divisor of the 3 query heads",
+            "error: --heads-kv: found 2, expected a divisor of the 3 query heads",
         ),
         (
-            vec!["--layers", "0"],
-            "error: metadata key muse-glimmer.block_count: found 0, expected a number from 1 to \
-             16777216",
-        ),
-        (
-            vec!["--layers", "1025"],
-            "error: --layers: found 1025, expected at most 1024",
+            vec!["--head-dim", "33"],
+            "error: --head-dim: found 33, expected an even number",
         ),
         (
             vec!["--embd", "8388608", "--ff", "8388608", "--layers", "1000"],
             "error: the tensors have more bytes than a file can: expected less than 2^56",
         ),
         (
-            vec!["--vocab", "100"],
-            "error: a vocabulary of 100 tokens: expected 384 to 1048576",
-        ),
-        (
             vec!["--vocab", "400", "--merges", "17"],
-            "error: 17 merges: 400 tokens of this program have at most 16",
+            "error: --merges: found 17, expected at most 16 for a vocabulary of 400 tokens",
         ),
         (
             vec!["--target-layers", "1"],
@@ -302,6 +300,38 @@ fn refusals() {
     assert!(message.starts_with(expected), "{message}");
 }
 
+/// What no number of its kind can be is refused before anything is made.
+#[test]
+fn numbers_outside_their_ranges() {
+    for (flag, value, range) in [
+        ("--layers", "0", "1..=1024"),
+        ("--layers", "1025", "1..=1024"),
+        ("--embd", "9223372036854775807", "1..=16777216"),
+        ("--embd", "18446744073709551615", "1..=16777216"),
+        ("--ff", "0", "1..=16777216"),
+        ("--heads", "65537", "1..=65536"),
+        ("--heads-kv", "0", "1..=65536"),
+        ("--head-dim", "4294967296", "1..=65536"),
+        ("--vocab", "100", "384..=1048576"),
+        ("--vocab", "4294967296", "384..=1048576"),
+        ("--merges", "100000000", "0..=16777216"),
+        ("--merges", "18446744073709551615", "0..=16777216"),
+        ("--window", "0", "1..=16777216"),
+        ("--ctx", "1", "2..=16777216"),
+        ("--target-layers", "4294967295", "0..=1024"),
+    ] {
+        let message = failure(&["synth", "a.gguf", "--dry-run", flag, value]);
+        let start = format!("error: invalid value '{value}' for '{flag} <");
+        assert!(message.starts_with(&start), "{message}");
+        let end = if value.len() > 19 {
+            "number too large"
+        } else {
+            range
+        };
+        assert!(message.contains(end), "{message}");
+    }
+}
+
 #[test]
 fn an_existing_file_stays() {
     let folder = folder();
@@ -319,6 +349,45 @@ fn an_existing_file_stays() {
     assert!(muser(&args).status.success());
     Gguf::open(&path).expect("a readable file");
     assert_eq!(names(folder.path()), ["a.gguf"]);
+}
+
+/// A link stays a link: what it leads to is replaced.
+#[cfg(unix)]
+#[test]
+fn links_are_written_through() {
+    let folder = folder();
+    let (path, link) = (folder.path().join("a.gguf"), folder.path().join("b.gguf"));
+    std::os::unix::fs::symlink(&path, &link).expect("a link");
+    let name = link.to_str().expect("UTF-8");
+    let mut args = vec!["synth", name];
+    args.extend(TINY);
+    args.push("--force");
+    let expected = format!("error: {name}: found a link that leads to nothing");
+    assert!(failure(&args).starts_with(&expected));
+    std::fs::write(&path, "mine").expect("a writable folder");
+    assert!(muser(&args).status.success());
+    Gguf::open(&path).expect("a readable file");
+    assert_eq!(std::fs::read_link(&link).expect("a link"), path);
+}
+
+/// What a killed run left is named and stays: another run may be writing it.
+#[test]
+fn leftovers_are_named() {
+    let folder = folder();
+    let left = folder.path().join(".Ab12Cd.gguf.partial");
+    std::fs::write(&left, [0; 2048]).expect("a writable folder");
+    let path = folder.path().join("a.gguf");
+    let mut args = vec!["synth", path.to_str().expect("UTF-8")];
+    args.extend(TINY);
+    let output = muser(&args);
+    assert!(output.status.success());
+    let expected = format!(
+        "warning: {} (2.00 KiB) is an unfinished file; delete it unless another muser writes it \
+         now\n",
+        left.display()
+    );
+    assert_eq!(text(&output.stderr), expected);
+    assert!(left.exists());
 }
 
 #[test]

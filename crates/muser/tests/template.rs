@@ -155,9 +155,48 @@ fn bad_conversations() {
         "chat template refuses the conversation: unknown role: alien",
     );
     check(
+        b"[]",
+        "conversation: found no messages, expected at least one",
+    );
+    check(
+        b"[{\"role\": \"user\"}]",
+        "conversation: message 0 (user) has no content, expected a text or a list of parts; only \
+         reasoning or tool calls can stand without",
+    );
+    for (date, found) in [
+        ("2026-02-30", "2026-02-30"),
+        ("now\\u001b[2J", "now\\u{1b}[2J"),
+    ] {
+        let input = format!("{{\"messages\": [], \"current_date\": \"{date}\"}}");
+        let message = format!(
+            "conversation on standard input: current_date: found the date {found}, expected a day \
+             of the years 1 to 9999, as 2026-01-31"
+        );
+        check(input.as_bytes(), &message);
+    }
+    check(
         b"[{\"role\": \"user\", \"content\": \"\xff\"}]",
         "cannot read the conversation: standard input: found the byte 0xff at offset 30, which \
          is not valid UTF-8 there, expected UTF-8",
+    );
+}
+
+/// A template's own words steer no terminal.
+#[test]
+fn a_refusal_of_the_template_is_escaped() {
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    let source = b"{{ raise_exception('no\x1b[2J\xc2\x9b1m ' ~ messages[0].role) }}";
+    file.write_all(source).expect("written");
+    let path = file.path().display().to_string();
+    let outcome = muser_with(&["template", "--chat-template", &path, "-"], HI);
+    assert_eq!(outcome.code, 1);
+    let message = "error: chat template refuses the conversation: no\\u{1b}[2J\\u{9b}1m user";
+    assert!(outcome.stderr.starts_with(message), "{}", outcome.stderr);
+    let is_steering = |c: char| c.is_control() && c != '\n';
+    assert!(
+        !outcome.stderr.contains(is_steering),
+        "{:?}",
+        outcome.stderr
     );
 }
 
@@ -166,7 +205,7 @@ fn bad_flags() {
     check_error(
         &["template", "--date", "2026-02-30", "-"],
         HI,
-        "--date: found \"2026-02-30\", expected a date as 2026-01-31",
+        "--date: found the date 2026-02-30, expected a day of the years 1 to 9999, as 2026-01-31",
     );
     check_error(
         &["template", "--chat-template", "-", "-"],
@@ -181,6 +220,11 @@ fn bad_flags() {
             .contains("reasoning strength: found \"max\", expected low, medium, high or xhigh"),
         "{}",
         level.stderr
+    );
+    check_error(
+        &["template", "a\u{1b}[2J\u{9b}b"],
+        b"",
+        "cannot read the conversation: a\\u{1b}[2J\\u{9b}b: No such file or directory (os error 2)",
     );
     let missing = root("testdata/none.json").display().to_string();
     check_error(

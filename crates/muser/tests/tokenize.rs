@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{check_error, muser, muser_with, oracle, root};
+use common::{check_error, muser, muser_with, oracle, rewritten, root};
 use serde_json::{Value, json};
 
 #[track_caller]
@@ -174,6 +174,15 @@ fn bad_input() {
         b"",
         "token 4096 is not in the vocabulary of 4096",
     );
+    for (ids, place) in [
+        ("1,,2", "after comma 1"),
+        ("1,2,", "after comma 2"),
+        (",1", "before the first comma"),
+        ("1, ,2", "after comma 1"),
+    ] {
+        let message = format!("token ids: found nothing {place}, expected numbers such as 1,2,3");
+        check(&["--decode", ids], b"", &message);
+    }
     check(
         &["--decode", "1,two"],
         b"",
@@ -193,6 +202,35 @@ fn bad_input() {
         outcome.stderr
     );
     assert!(outcome.stderr.contains(&missing), "{}", outcome.stderr);
+}
+
+/// A pipe gets text as it is; tables, and messages, are escaped.
+#[test]
+fn control_characters_are_text_in_pipes_and_escapes_in_tables() {
+    let escape = muser_with(&["tokenize", "--ids", "--bos", "never", "-"], b"\x1b").stdout;
+    check(&["--decode", escape.trim()], b"", "\u{1b}");
+    let outcome = muser(&["tokenize", "--bos", "never", "\u{1b}"]);
+    let row = outcome.stdout.lines().nth(1).expect("a row");
+    assert_eq!(row, "    215  \"\\u{1b}\"  1b");
+    assert_eq!(outcome.stderr, "1 token\n");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.gguf");
+    let model = rewritten(&path, "nano-glimmer-q8_0.gguf", |metadata, _| {
+        let key = "tokenizer.ggml.tokens";
+        let tokens = metadata.strings(key).expect("strings").expect("tokens");
+        let hostile = |(id, token): (usize, &str)| match id {
+            4000 => "<\u{1b}[2J>".to_string(),
+            _ => token.to_string(),
+        };
+        let tokens = tokens.iter().enumerate().map(hostile);
+        let tokens: gguf::StringArray = tokens.collect::<Vec<String>>().iter().collect();
+        metadata.insert(key, gguf::Value::Array(gguf::Array::String(tokens)));
+    });
+    let args = ["tokenize", "-m", &model, "--special", "--bos", "never"];
+    let outcome = muser(&[&args[..], &["<\u{1b}[2J>"]].concat());
+    let row = outcome.stdout.lines().nth(1).expect("a row");
+    assert_eq!(row, "   4000  <\\u{1b}[2J>", "{}", outcome.stderr);
 }
 
 #[test]

@@ -97,7 +97,7 @@ impl ByteLevel {
     pub(crate) fn from_metadata(metadata: &Metadata, vocab: &Vocab) -> Result<ByteLevel, Error> {
         let pre = metadata.str(PRE)?.unwrap_or("gpt-2");
         let pretokenizer = Pretokenizer::new(pre).ok_or_else(|| Error::UnknownPre {
-            found: pre.to_string(),
+            found: gguf::shown(pre),
             supported: Pretokenizer::names(),
         })?;
         let merges = required(metadata.strings(MERGES)?, MERGES, "an array of strings")?;
@@ -154,7 +154,7 @@ fn merge_pairs(merges: &StringArray) -> Result<Merges, Error> {
         }
         _ => Err(Error::MergeWithoutBlank {
             index,
-            found: merge.to_string(),
+            found: gguf::shown(merge),
         }),
     };
     merges.iter().enumerate().map(pair).collect()
@@ -192,13 +192,13 @@ fn unknown_merge(merges: &StringArray, vocab: &Vocab, reason: &str) -> Error {
             };
             return Error::MergeUnknownToken {
                 index,
-                merge: merge.to_string(),
-                token: token.to_string(),
+                merge: gguf::shown(merge),
+                token: gguf::shown(token),
                 found,
             };
         }
     }
     Error::Bpe {
-        reason: reason.to_string(),
+        reason: gguf::shown(reason),
     }
 }

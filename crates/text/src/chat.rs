@@ -61,7 +61,7 @@ impl FromStr for Reasoning {
             .into_iter()
             .find(|level| level.as_str() == word)
             .ok_or_else(|| Error::UnknownReasoning {
-                found: word.to_owned(),
+                found: gguf::shown(word),
             })
     }
 }
@@ -83,7 +83,8 @@ impl<'de> Deserialize<'de> for Reasoning {
 /// What a chat template is given.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {
-    /// The messages, oldest first.
+    /// The messages, oldest first; a conversation without any cannot be
+    /// rendered.
     pub messages: Vec<Message>,
     /// The tools that the model may call; none and an empty list are the same.
     #[serde(default, deserialize_with = "null_is_empty")]
@@ -98,10 +99,12 @@ pub struct Conversation {
         skip_serializing_if = "Option::is_none"
     )]
     pub reasoning_strength: Option<Reasoning>,
-    /// The template variable `current_date`, `YYYY-MM-DD`.
+    /// The template variable `current_date`, `YYYY-MM-DD`; checked when the
+    /// conversation is rendered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_date: Option<String>,
-    /// The template variable `knowledge_cutoff`, `YYYY-MM-DD`.
+    /// The template variable `knowledge_cutoff`: any text, as a rule
+    /// `YYYY-MM-DD`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub knowledge_cutoff: Option<String>,
     /// What `strftime_now` formats. `None`: the template has no such function.
@@ -239,8 +242,12 @@ impl ToolCall {
     pub fn arguments(&self) -> Result<Map<String, Value>, Error> {
         let wrong = |found: String| Error::ToolArguments {
             call: match &self.id {
-                Some(id) => format!("{} (id {id})", self.function.name),
-                None => self.function.name.clone(),
+                Some(id) => format!(
+                    "{} (id {})",
+                    gguf::shown(&self.function.name),
+                    gguf::shown(id)
+                ),
+                None => gguf::shown(&self.function.name),
             },
             found,
         };
@@ -293,11 +300,6 @@ impl Tool {
     /// JSON schema of the arguments.
     pub fn parameters(&self) -> Option<&Value> {
         self.function().get("parameters")
-    }
-
-    /// The whole object.
-    pub fn as_object(&self) -> &Map<String, Value> {
-        &self.0
     }
 
     fn function(&self) -> &Map<String, Value> {

@@ -3,6 +3,7 @@
 //! The crate has no clock: whoever renders a template says what time it is.
 
 use crate::error::Error;
+use std::str::FromStr;
 
 const DAYS: [&str; 7] = [
     "Sunday",
@@ -167,7 +168,10 @@ impl DateTime {
             other => {
                 let minus = if padded { "" } else { "-" };
                 return Err(Error::DateCode {
-                    found: format!("%{minus}{}", other.map(String::from).unwrap_or_default()),
+                    found: gguf::shown(&format!(
+                        "%{minus}{}",
+                        other.map(String::from).unwrap_or_default()
+                    )),
                 });
             }
         })
@@ -187,6 +191,32 @@ impl DateTime {
         // 1 January of year 1 was a Monday.
         let days = before * 365 + before / 4 - before / 100 + before / 400 + self.day_of_year();
         (days % 7) as usize
+    }
+}
+
+impl FromStr for DateTime {
+    type Err = Error;
+
+    /// Midnight of a day that is written as `YYYY-MM-DD`.
+    ///
+    /// # Errors
+    /// [`Error::Date`] if it is written otherwise or there is no such day.
+    fn from_str(text: &str) -> Result<DateTime, Error> {
+        let wrong = || Error::Date {
+            found: gguf::shown(text),
+        };
+        let mut parts = text.split('-');
+        let mut next = |width: usize| {
+            let part = parts.next()?;
+            let is_number = part.len() == width && part.bytes().all(|byte| byte.is_ascii_digit());
+            is_number.then(|| part.parse::<u16>().ok()).flatten()
+        };
+        match (next(4), next(2), next(2), parts.next()) {
+            (Some(year), Some(month), Some(day), None) => {
+                DateTime::from_date(year.into(), month as u8, day as u8).map_err(|_| wrong())
+            }
+            _ => Err(wrong()),
+        }
     }
 }
 

@@ -11,11 +11,11 @@ use std::sync::Arc;
 /// Turns a stream of ids into a stream of text.
 ///
 /// However the ids are spread over calls, all returned texts joined, the one of
-/// [`Detokenizer::finish`] included, equal [`Tokenizer::decode`] of all ids.
+/// [`Detokenizer::finish`] included, equal [`Tokenizer::decode`] of all ids
+/// with [`ControlText::Skip`].
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    control: ControlText,
     /// The blank that encoding put before a text may come now.
     at_start: bool,
     /// The beginning of a character: at most three bytes between calls.
@@ -27,7 +27,6 @@ impl Detokenizer {
     pub fn new(tokenizer: Arc<Tokenizer>) -> Detokenizer {
         Detokenizer {
             tokenizer,
-            control: ControlText::Skip,
             at_start: true,
             pending: Vec::new(),
         }
@@ -43,17 +42,14 @@ impl Detokenizer {
         }
     }
 
-    /// The same with control tokens spelled or not.
-    pub fn with_control(self, control: ControlText) -> Detokenizer {
-        Detokenizer { control, ..self }
-    }
-
     /// Adds a token; gives the text that is complete now, often none.
     ///
     /// Bytes that can be no character become U+FFFD, as many as
     /// [`String::from_utf8_lossy`] makes of the whole.
     pub fn push(&mut self, id: u32) -> String {
-        let piece = self.tokenizer.piece(id, self.control, &mut self.at_start);
+        let piece = self
+            .tokenizer
+            .piece(id, ControlText::Skip, &mut self.at_start);
         self.pending.extend_from_slice(piece);
         let mut text = String::new();
         let mut done = 0;

@@ -1,4 +1,7 @@
 //! Everything that can be wrong between text and tokens, by name.
+//!
+//! Texts in here that come from a file or a caller went through
+//! [`gguf::shown`]: they are short and cannot move a cursor.
 
 /// Why a tokenizer could not be built from a file's metadata, or why a
 /// template, turn or tool call could not be handled.
@@ -17,7 +20,7 @@ pub enum Error {
         wanted: &'static str,
     },
     /// `tokenizer.ggml.model` names a model that is not implemented.
-    #[error("tokenizer.ggml.model: found {found:?}, expected one of {supported}")]
+    #[error("tokenizer.ggml.model: found \"{found}\", expected one of {supported}")]
     UnknownModel {
         /// The name in the file.
         found: String,
@@ -25,7 +28,7 @@ pub enum Error {
         supported: &'static str,
     },
     /// `tokenizer.ggml.pre` names a splitting rule that is not implemented.
-    #[error("tokenizer.ggml.pre: found {found:?}, expected one of {supported}")]
+    #[error("tokenizer.ggml.pre: found \"{found}\", expected one of {supported}")]
     UnknownPre {
         /// The name in the file.
         found: String,
@@ -62,7 +65,7 @@ pub enum Error {
     },
     /// Two ids have the same text.
     #[error(
-        "tokenizer.ggml.tokens: tokens {first} and {second} are both {text:?}, expected distinct texts"
+        "tokenizer.ggml.tokens: tokens {first} and {second} are both \"{text}\", expected distinct texts"
     )]
     DuplicateToken {
         /// The lower id.
@@ -74,7 +77,7 @@ pub enum Error {
     },
     /// A byte token of a SentencePiece vocabulary is not spelled `<0xXX>`.
     #[error(
-        "tokenizer.ggml.tokens: byte token {id} is {found:?}, expected <0xXX> with two hexadecimal digits"
+        "tokenizer.ggml.tokens: byte token {id} is \"{found}\", expected <0xXX> with two hexadecimal digits"
     )]
     ByteTokenSpelling {
         /// The token.
@@ -95,7 +98,7 @@ pub enum Error {
     },
     /// A merge is not two texts with one blank between them.
     #[error(
-        "tokenizer.ggml.merges: merge {index} is {found:?}, expected \"LEFT RIGHT\" with one blank"
+        "tokenizer.ggml.merges: merge {index} is \"{found}\", expected \"LEFT RIGHT\" with one blank"
     )]
     MergeWithoutBlank {
         /// Place in the list, from 0.
@@ -105,7 +108,7 @@ pub enum Error {
     },
     /// A merge names or makes a text that text cannot become.
     #[error(
-        "tokenizer.ggml.merges: merge {index} ({merge:?}) needs {token:?}, which is {found}, expected a normal token"
+        "tokenizer.ggml.merges: merge {index} (\"{merge}\") needs \"{token}\", which is {found}, expected a normal token"
     )]
     MergeUnknownToken {
         /// Place in the list, from 0.
@@ -162,6 +165,33 @@ pub enum Error {
         /// The most that is allowed.
         most_bytes: usize,
     },
+    /// A tag of a chat template has too many tokens.
+    #[error("chat template: the tag in line {line} has more than {most_tokens} tokens")]
+    TemplateTagTooLong {
+        /// Where its last token stands.
+        line: usize,
+        /// The most that are allowed.
+        most_tokens: usize,
+    },
+    /// A chat template never reads the messages.
+    #[error("chat template: it does not read messages, expected a template that renders them")]
+    TemplateWithoutMessages,
+    /// A chat template rendered nothing of what the messages say.
+    #[error("chat template: nothing of the messages is in the prompt, expected their texts")]
+    TemplateDropsMessages,
+    /// A conversation has no messages.
+    #[error("conversation: found no messages, expected at least one")]
+    NoMessages,
+    /// A message says nothing at all.
+    #[error(
+        "conversation: message {index} ({role}) has no content, expected a text or a list of parts; only reasoning or tool calls can stand without"
+    )]
+    MessageWithoutContent {
+        /// Place in the list, from 0.
+        index: usize,
+        /// Its role.
+        role: String,
+    },
     /// A chat template does not compile.
     #[error("chat template: {reason}")]
     TemplateSyntax {
@@ -180,11 +210,25 @@ pub enum Error {
         /// The most that are allowed.
         most: u64,
     },
-    /// A chat template's output is too long.
-    #[error("chat template: the prompt is longer than {most_bytes} bytes")]
-    TemplateOutputTooLarge {
+    /// A chat template makes and reads too much.
+    #[error(
+        "chat template: the values that it makes and reads are more than {most_bytes} bytes altogether"
+    )]
+    TemplateWork {
         /// The most that is allowed.
-        most_bytes: usize,
+        most_bytes: u64,
+    },
+    /// A value of a chat template is too large.
+    #[error("chat template: it holds a value of more than {most_bytes} bytes")]
+    TemplateValueTooLarge {
+        /// The most that is allowed.
+        most_bytes: u64,
+    },
+    /// A value of a chat template is nested too deeply.
+    #[error("chat template: it holds a value of more than {most_levels} levels")]
+    TemplateValueTooDeep {
+        /// The most that are allowed.
+        most_levels: usize,
     },
     /// A chat template failed while it ran.
     #[error("chat template failed: {reason}")]
@@ -200,7 +244,7 @@ pub enum Error {
     TemplateEditsControlTokens,
     /// A template puts a control token together from pieces.
     #[error(
-        "chat template: it puts the control token {token:?} together from pieces, expected it in one piece"
+        "chat template: it puts the control token \"{token}\" together from pieces, expected it in one piece"
     )]
     ControlTokenInPieces {
         /// The token.
@@ -226,19 +270,19 @@ pub enum Error {
         found: &'static str,
     },
     /// A word that names no level of reasoning.
-    #[error("reasoning strength: found {found:?}, expected low, medium, high or xhigh")]
+    #[error("reasoning strength: found \"{found}\", expected low, medium, high or xhigh")]
     UnknownReasoning {
         /// The word.
         found: String,
     },
     /// There is no such day, or the year is out of range.
-    #[error("date: found {found}, expected a day of the years 1 to 9999")]
+    #[error("found the date {found}, expected a day of the years 1 to 9999, as 2026-01-31")]
     Date {
         /// The date.
         found: String,
     },
     /// A `strftime` code that is not known.
-    #[error("strftime_now: found the code {found:?}, expected one of Python's")]
+    #[error("strftime_now: found the code \"{found}\", expected one of Python's")]
     DateCode {
         /// The code.
         found: String,

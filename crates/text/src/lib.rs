@@ -1,6 +1,7 @@
 //! TEXT <-> TOKENS. Pure: no I/O, no clock, no environment.
 #![forbid(unsafe_code)]
 
+mod builtins;
 mod byte_level;
 mod chat;
 mod date;
@@ -8,8 +9,11 @@ mod detokenizer;
 mod error;
 mod guide;
 mod marks;
+mod meter;
 mod pretokenizer;
+mod program;
 mod reader;
+mod schema;
 mod sentencepiece;
 mod stop;
 mod template;
@@ -26,10 +30,11 @@ pub use date::DateTime;
 pub use detokenizer::Detokenizer;
 pub use error::Error;
 pub use guide::TurnGuide;
+pub use meter::{MOST_LEVELS, MOST_VALUE_BYTES, MOST_WORK_BYTES};
 pub use reader::Reader;
 pub use stop::StopStrings;
 pub use template::{
-    ChatTemplate, ControlTokens, MOST_INSTRUCTIONS, MOST_OUTPUT_BYTES, MOST_SOURCE_BYTES,
+    ChatTemplate, ControlTokens, MOST_INSTRUCTIONS, MOST_SOURCE_BYTES, MOST_TAG_TOKENS,
 };
 pub use tokenizer::{ControlText, Segment, Special, Tokenizer};
 pub use turn::{FinishReason, TurnEnd, TurnEvent, TurnFormat, TurnParser};

@@ -35,7 +35,7 @@ pub(crate) fn token_bytes(
     if kind == TokenType::Byte {
         out.push(byte_of(text).ok_or_else(|| Error::ByteTokenSpelling {
             id,
-            found: text.to_string(),
+            found: gguf::shown(text),
         })?);
     } else {
         out.extend_from_slice(text.replace(BLANK, " ").as_bytes());

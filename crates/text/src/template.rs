@@ -8,30 +8,26 @@
 //! A template runs as in Hugging Face's `apply_chat_template`: `trim_blocks`
 //! and `lstrip_blocks`, loop controls, Python's string and dict methods, its
 //! own `tojson`, `raise_exception`, and `strftime_now` if the caller says what
-//! time it is. Instructions, recursion, source and output are bounded; what a
-//! template holds in its variables meanwhile is not.
+//! time it is. It comes from a file that no one has to trust, so everything
+//! about it is bounded: see `program.rs` and `meter.rs`.
 
-use crate::chat::{Conversation, Message};
+use crate::chat::{Content, Conversation, Message};
 use crate::date::DateTime;
 use crate::error::Error;
-use crate::marks::{Marks, SpelledTokens, cut_heads};
-use crate::tojson::tojson;
+use crate::marks::{SpelledTokens, cut_heads};
+use crate::meter::{Stop, refused};
+use crate::program;
 use crate::tokenizer::Tokenizer;
 use crate::{Segment, Special};
-use minijinja::{Environment, ErrorKind, Value};
+use minijinja::Value;
 use std::collections::{BTreeMap, HashSet};
-use std::{fmt, io};
-
-const PLAIN: &str = "chat_template";
-const MARKED: &str = "chat_template (marked)";
 
 /// Most bytes of a template's source.
-pub const MOST_SOURCE_BYTES: usize = 256 * 1024;
-/// Most bytes of a rendered prompt.
-pub const MOST_OUTPUT_BYTES: usize = 64 * 1024 * 1024;
+pub const MOST_SOURCE_BYTES: usize = 64 * 1024;
+/// Most tokens of one tag of a template.
+pub const MOST_TAG_TOKENS: usize = 4096;
 /// Most instructions of one rendering.
 pub const MOST_INSTRUCTIONS: u64 = 5_000_000;
-const MOST_NESTED_CALLS: usize = 64;
 
 /// The control tokens of a vocabulary, as far as a template needs them.
 #[derive(Clone, Debug, Default)]
@@ -62,14 +58,12 @@ impl ControlTokens {
     }
 }
 
-/// A chat template, compiled.
+/// A chat template that is known to compile.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
     source: String,
     tokens: ControlTokens,
     spelled: SpelledTokens,
-    marks: Marks,
     /// Beginnings of control tokens at which the source breaks off.
     cut_heads: Vec<String>,
     variables: HashSet<String>,
@@ -88,35 +82,21 @@ impl ChatTemplate {
     /// Compiles a template.
     ///
     /// # Errors
-    /// [`Error::TemplateSourceTooLarge`], [`Error::TemplateSyntax`].
+    /// [`Error::TemplateSourceTooLarge`], [`Error::TemplateTagTooLong`],
+    /// [`Error::TemplateSyntax`]; [`Error::TemplateWithoutMessages`] if it
+    /// never reads the messages.
     pub fn new(source: &str, tokens: ControlTokens) -> Result<ChatTemplate, Error> {
-        if source.len() > MOST_SOURCE_BYTES {
-            return Err(Error::TemplateSourceTooLarge {
-                found_bytes: source.len(),
-                most_bytes: MOST_SOURCE_BYTES,
-            });
-        }
-        let source = without_generation_tags(source);
+        let (source, variables) = program::compile(source)?;
         let spelled = SpelledTokens::new(
             &source,
             tokens.all.iter().map(String::as_str),
             tokens.bos.iter().chain(&tokens.eos).map(String::as_str),
         );
-        let marks = spelled.marks(&source, "")?;
         let cut_heads = cut_heads(&source, tokens.all.iter().map(String::as_str));
-        let mut environment = environment();
-        add(&mut environment, PLAIN, source.clone())?;
-        add(&mut environment, MARKED, spelled.mark(&source, &marks))?;
-        let variables = environment
-            .get_template(PLAIN)
-            .map(|template| template.undeclared_variables(false))
-            .map_err(|error| syntax(&error))?;
         Ok(ChatTemplate {
-            environment,
             source,
             tokens,
             spelled,
-            marks,
             cut_heads,
             variables,
         })
@@ -134,31 +114,21 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`Error::TemplateRaised`] with the template's own message;
-    /// [`Error::ToolArguments`]; one of the limits; anything else that goes
-    /// wrong in a template as [`Error::TemplateFailed`];
-    /// [`Error::TemplateEditsControlTokens`] and
+    /// [`Error::NoMessages`], [`Error::MessageWithoutContent`],
+    /// [`Error::ToolArguments`] and [`Error::Date`] for the conversation; one
+    /// of the limits; [`Error::TemplateDropsMessages`] if nothing of them is in
+    /// the prompt; anything else that goes wrong in a template as
+    /// [`Error::TemplateFailed`]; [`Error::TemplateEditsControlTokens`] and
     /// [`Error::ControlTokenInPieces`] where control tokens cannot be kept
     /// apart from text.
     pub fn render(&self, conversation: &Conversation) -> Result<Vec<Segment>, Error> {
         let inputs = Inputs::new(conversation)?;
-        let plain = self.run(&self.environment, PLAIN, &inputs, |token| token.to_owned())?;
-
+        let plain = self.run(&self.source, &inputs, str::to_owned)?;
         let marks = self.spelled.marks(&self.source, &inputs.text)?;
-        let marked = if marks == self.marks {
-            self.run(&self.environment, MARKED, &inputs, |token| {
-                self.spelled.mark(token, &marks)
-            })?
-        } else {
-            let mut environment = self.environment.clone();
-            add(
-                &mut environment,
-                MARKED,
-                self.spelled.mark(&self.source, &marks),
-            )?;
-            self.run(&environment, MARKED, &inputs, |token| {
-                self.spelled.mark(token, &marks)
-            })?
-        };
+        let marked_source = self.spelled.mark(&self.source, &marks);
+        let marked = self.run(&marked_source, &inputs, |token| {
+            self.spelled.mark(token, &marks)
+        })?;
         let segments = self.spelled.split(&marked, &marks);
         if !segments
             .iter()
@@ -168,13 +138,15 @@ impl ChatTemplate {
             return Err(Error::TemplateEditsControlTokens);
         }
         self.check_whole(&segments, &inputs)?;
-        Ok(segments)
+        match drops_messages(&conversation.messages, &plain) {
+            true => Err(Error::TemplateDropsMessages),
+            false => Ok(segments),
+        }
     }
 
     fn run(
         &self,
-        environment: &Environment<'static>,
-        name: &str,
+        source: &str,
         inputs: &Inputs,
         token: impl Fn(&str) -> String,
     ) -> Result<String, Error> {
@@ -187,22 +159,7 @@ impl ChatTemplate {
                 variables.insert(key.to_owned(), Value::from(token(text)));
             }
         }
-        let template = environment
-            .get_template(name)
-            .map_err(|error| syntax(&error))?;
-        let mut output = Output::default();
-        let outcome = template
-            .render_captured_to(Value::from_iter(variables), &mut output)
-            .map(|_| ());
-        match outcome {
-            Ok(()) => String::from_utf8(output.bytes).map_err(|_| Error::TemplateFailed {
-                reason: "the output is no UTF-8".to_owned(),
-            }),
-            Err(_) if output.is_full => Err(Error::TemplateOutputTooLarge {
-                most_bytes: MOST_OUTPUT_BYTES,
-            }),
-            Err(error) => Err(failure(&error)),
-        }
+        program::run(source, &variables)
     }
 
     /// A template that puts control tokens together from pieces would get
@@ -222,7 +179,7 @@ impl ChatTemplate {
         };
         match self.tokens.all.iter().find(|token| is_cut(token)) {
             Some(token) => Err(Error::ControlTokenInPieces {
-                token: token.clone(),
+                token: gguf::shown(token),
             }),
             None => Ok(()),
         }
@@ -239,6 +196,10 @@ struct Inputs {
 
 impl Inputs {
     fn new(conversation: &Conversation) -> Result<Inputs, Error> {
+        check_messages(&conversation.messages)?;
+        if let Some(date) = &conversation.current_date {
+            date.parse::<DateTime>()?;
+        }
         let mut conversation = conversation.clone();
         conversation
             .messages
@@ -292,129 +253,51 @@ fn collect_strings<'v>(value: &'v serde_json::Value, strings: &mut Vec<&'v str>)
     }
 }
 
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_fuel(Some(MOST_INSTRUCTIONS));
-    environment.set_recursion_limit(MOST_NESTED_CALLS);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", tojson);
-    environment.add_function("raise_exception", raise_exception);
-    environment
-}
-
-fn add(
-    environment: &mut Environment<'static>,
-    name: &'static str,
-    source: String,
-) -> Result<(), Error> {
-    environment
-        .add_template_owned(name, source)
-        .map_err(|error| syntax(&error))
-}
-
-/// What `raise_exception` was given, to be found again behind the engine's
-/// error.
-#[derive(Debug)]
-struct Raised(String);
-
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
-
-fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
-    Err(
-        minijinja::Error::new(ErrorKind::InvalidOperation, message.clone())
-            .with_source(Raised(message)),
-    )
-}
-
 fn strftime_now(now: DateTime) -> Value {
     Value::from_function(move |format: String| {
-        now.format(&format)
-            .map_err(|error| minijinja::Error::new(ErrorKind::InvalidOperation, error.to_string()))
+        now.format(&format).map_err(|error| match error {
+            Error::DateCode { found } => Stop::DateCode(found).into(),
+            other => refused(other.to_string()),
+        })
     })
 }
 
-fn syntax(error: &minijinja::Error) -> Error {
-    Error::TemplateSyntax {
-        reason: error.to_string(),
+/// A message that says nothing would reach the model as an empty one, or as
+/// the word `None`.
+fn check_messages(messages: &[Message]) -> Result<(), Error> {
+    if messages.is_empty() {
+        return Err(Error::NoMessages);
+    }
+    let says_nothing = |message: &Message| {
+        message.content.is_none()
+            && message.tool_calls.is_empty()
+            && message.reasoning_content.is_none()
+    };
+    match messages.iter().position(says_nothing) {
+        Some(index) => Err(Error::MessageWithoutContent {
+            index,
+            role: gguf::shown(&messages[index].role),
+        }),
+        None => Ok(()),
     }
 }
 
-/// The named error behind an error of the engine, which wraps one error per
-/// macro that it came through.
-fn failure(error: &minijinja::Error) -> Error {
-    let mut innermost = error.to_string();
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(Raised(message)) = error.downcast_ref() {
-            return Error::TemplateRaised {
-                message: message.clone(),
-            };
-        }
-        if let Some(engine) = error.downcast_ref::<minijinja::Error>() {
-            if engine.kind() == ErrorKind::OutOfFuel {
-                return Error::TemplateInstructions {
-                    most: MOST_INSTRUCTIONS,
-                };
-            }
-            innermost = engine.to_string();
-        }
-        cause = error.source();
-    }
-    Error::TemplateFailed { reason: innermost }
-}
-
-/// A bounded buffer.
-#[derive(Default)]
-struct Output {
-    bytes: Vec<u8>,
-    is_full: bool,
-}
-
-impl io::Write for Output {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > MOST_OUTPUT_BYTES {
-            self.is_full = true;
-            return Err(io::Error::other("the output is too large"));
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Templates made for training wrap the answer in `{% generation %}`, which
-/// has no effect on the text.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else {
-            break;
-        };
-        let tag = &rest[start + 2..start + length];
-        let word = tag.trim_matches(['-', '+']).trim();
-        let same_effect = match word {
-            "generation" => tag.replace(word, "if true"),
-            "endgeneration" => tag.replace(word, "endif"),
-            _ => tag.to_owned(),
-        };
-        out.push_str(&rest[..start + 2]);
-        out.push_str(&same_effect);
-        out.push_str("%}");
-        rest = &rest[start + length + 2..];
-    }
-    out.push_str(rest);
-    out
+/// Is none of the words that the messages say in the prompt? Words of ASCII
+/// letters and digits are looked for without regard to case: no template
+/// changes them otherwise. Templates may leave out what stands beside calls.
+fn drops_messages(messages: &[Message], prompt: &str) -> bool {
+    let texts = messages
+        .iter()
+        .filter(|message| message.tool_calls.is_empty())
+        .flat_map(|message| match &message.content {
+            Some(Content::Text(text)) => vec![text.as_str()],
+            Some(Content::Parts(parts)) => parts.iter().filter_map(|p| p.text.as_deref()).collect(),
+            None => Vec::new(),
+        });
+    let mut words = texts
+        .flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric()))
+        .filter(|word| !word.is_empty())
+        .peekable();
+    let prompt = prompt.to_ascii_lowercase();
+    words.peek().is_some() && words.all(|word| !prompt.contains(&word.to_ascii_lowercase()))
 }

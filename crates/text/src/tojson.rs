@@ -4,12 +4,13 @@
 //! Separators are ", " and ": ", keys keep their order, nothing is escaped
 //! for HTML. The built-in filter of the template engine differs in all three.
 
+use crate::meter::{MOST_VALUE_BYTES, Meter, Stop};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write;
 
-/// Deeper values are refused: they come from a template that builds them.
-const MOST_LEVELS: usize = 256;
+/// Most characters that a level is indented by.
+const MOST_INDENT: usize = 64;
 
 /// How one value is written.
 struct Style {
@@ -27,6 +28,7 @@ struct Style {
     reason = "the engine hands keyword arguments over by value"
 )]
 pub(crate) fn tojson(
+    meter: &Meter,
     value: &Value,
     indent: Option<Value>,
     options: Kwargs,
@@ -37,9 +39,15 @@ pub(crate) fn tojson(
     };
     let indent = match indent.filter(|indent| !indent.is_none()) {
         Some(blanks) if blanks.as_str().is_some() => blanks.as_str().map(str::to_owned),
-        Some(count) => Some(" ".repeat(usize::try_from(count)?.min(64))),
+        Some(count) => Some(" ".repeat(usize::try_from(count)?.min(MOST_INDENT))),
         None => None,
     };
+    if indent
+        .as_ref()
+        .is_some_and(|blanks| blanks.len() > MOST_INDENT)
+    {
+        return Err(refused("the indentation is too long"));
+    }
     let separators: Option<Vec<String>> = options.get("separators")?;
     let (item_separator, key_separator) = match separators.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
@@ -59,13 +67,15 @@ pub(crate) fn tojson(
     options.assert_all_used()?;
     let mut out = String::new();
     style.write(value, 0, &mut out)?;
+    meter.pay(out.len() as u64)?;
     Ok(out)
 }
 
 impl Style {
     fn write(&self, value: &Value, level: usize, out: &mut String) -> Result<(), Error> {
-        if level > MOST_LEVELS {
-            return Err(refused("the value is nested too deeply"));
+        // Every item adds little; a value that is too long is noticed soon.
+        if out.len() as u64 > MOST_VALUE_BYTES {
+            return Err(Stop::ValueSize.into());
         }
         match value.kind() {
             ValueKind::None => out.push_str("null"),

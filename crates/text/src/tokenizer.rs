@@ -12,7 +12,7 @@
 use crate::Error;
 use crate::byte_level::{self, ByteLevel};
 use crate::sentencepiece::{self, SentencePiece};
-use crate::vocab::{self, ADD_BOS, ADD_EOS, SpecialIds, TokenType, Vocab, required};
+use crate::vocab::{self, ADD_BOS, SpecialIds, TokenType, Vocab, required};
 use aho_corasick::{AhoCorasick, MatchKind};
 use gguf::Metadata;
 
@@ -110,7 +110,6 @@ pub struct Tokenizer {
     /// All that is matched in any text: user-defined.
     user_defined: Option<Matcher>,
     add_bos: bool,
-    add_eos: bool,
 }
 
 impl Tokenizer {
@@ -119,6 +118,8 @@ impl Tokenizer {
     /// Models: `gpt2` (byte-level BPE) and `llama` (SentencePiece-style). A
     /// missing `pre` means `gpt-2`; a missing `add_bos_token` means yes for
     /// `llama` and Llama 3 files that name a BOS and no for others.
+    /// `add_eos_token` is not read: it is about finished documents, and every
+    /// text here is one that shall go on.
     ///
     /// # Errors
     /// Every missing, misshapen or inconsistent key, by name.
@@ -138,7 +139,7 @@ impl Tokenizer {
             }
             other => {
                 return Err(Error::UnknownModel {
-                    found: other.to_string(),
+                    found: gguf::shown(other),
                     supported: SUPPORTED_MODELS,
                 });
             }
@@ -149,7 +150,6 @@ impl Tokenizer {
         };
         let special = vocab.special();
         let add_bos = flag(metadata, ADD_BOS, is_llama, vocab::BOS, special.bos)?;
-        let add_eos = flag(metadata, ADD_EOS, false, vocab::EOS, special.eos)?;
         let specials = Matcher::new(&vocab, |kind| {
             use TokenType::{Control, Unknown, UserDefined};
             matches!(kind, Control | Unknown | UserDefined)
@@ -161,7 +161,6 @@ impl Tokenizer {
             specials,
             user_defined,
             add_bos,
-            add_eos,
         })
     }
 
@@ -352,11 +351,6 @@ impl Tokenizer {
     /// Does the file want BOS before a text? Then it names one.
     pub fn add_bos(&self) -> bool {
         self.add_bos
-    }
-
-    /// Does the file want EOS behind a text? Then it names one.
-    pub fn add_eos(&self) -> bool {
-        self.add_eos
     }
 
     /// The tokens that end an answer, ascending: EOS and end of turn.

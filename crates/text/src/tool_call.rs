@@ -9,9 +9,10 @@
 //!
 //! A KEY comes once in an invoke. What a reader would get wrong: a VALUE is neither trimmed nor unescaped and
 //! runs to the next closing tag. Whether it is text or JSON depends on the
-//! tool's schema, not on its looks.
+//! tool's schema (`schema.rs`), not on its looks.
 
 use crate::chat::Tool;
+use crate::schema;
 use serde_json::{Map, Value};
 
 const BLOCK: &str = "<atem:function_calls>";
@@ -22,9 +23,6 @@ const PARAMETER: &str = "<atem:parameter name=\"";
 const PARAMETER_END: &str = "</atem:parameter>";
 /// Ends the opening tag of an invoke or a parameter.
 const NAME_END: &str = "\">";
-
-/// Most schemas inside schemas that are looked into.
-const MOST_LEVELS: usize = 16;
 
 /// One call that a message makes.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,42 +102,72 @@ pub(crate) fn may_be_body(body: &str) -> bool {
 }
 
 /// Text if the schema allows a string, else JSON, else text after all.
-fn typed(value: &str, key: &str, schema: Option<&Value>) -> Value {
-    let text = || Value::String(value.to_owned());
-    let property = schema.and_then(|schema| schema.get("properties")?.get(key));
-    match (property, schema) {
-        (Some(property), Some(schema)) if allows_string(property, schema, 0) => text(),
-        _ => serde_json::from_str(value).unwrap_or_else(|_| text()),
+fn typed(value: &str, key: &str, parameters: Option<&Value>) -> Value {
+    let allows_text = parameters.and_then(|schema| schema::argument_allows_string(schema, key));
+    match allows_text {
+        Some(true) => None,
+        _ => exact_json(value),
     }
+    .unwrap_or_else(|| Value::String(value.to_owned()))
 }
 
-/// Does a schema name strings among its values? One that says nothing about
-/// the type does not.
-fn allows_string(schema: &Value, root: &Value, level: usize) -> bool {
-    if level > MOST_LEVELS {
-        return false;
+/// A JSON text as a value, unless a number in it would lose digits: a number
+/// is kept as 64 bits, and an id of 20 digits would become another one.
+fn exact_json(text: &str) -> Option<Value> {
+    let value = serde_json::from_str(text).ok()?;
+    let mut rest = text;
+    while let Some(at) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
+        rest = &rest[at..];
+        let length = match rest.strip_prefix('"') {
+            Some(string) => 1 + string_length(string),
+            None => {
+                let end = |c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E');
+                let length = rest.find(end).unwrap_or(rest.len());
+                if !keeps_its_digits(&rest[..length]) {
+                    return None;
+                }
+                length
+            }
+        };
+        rest = &rest[length..];
     }
-    let any = |key: &str, test: &dyn Fn(&Value) -> bool| {
-        schema
-            .get(key)
-            .and_then(Value::as_array)
-            .is_some_and(|items| items.iter().any(test))
-    };
-    let by_type = match schema.get("type") {
-        Some(Value::String(name)) => name == "string",
-        Some(Value::Array(_)) => any("type", &|name| name == "string"),
-        _ => false,
-    };
-    let by_reference = schema
-        .get("$ref")
-        .and_then(Value::as_str)
-        .and_then(|reference| root.pointer(reference.strip_prefix('#')?))
-        .is_some_and(|target| allows_string(target, root, level + 1));
-    by_type
-        || by_reference
-        || schema.get("const").is_some_and(Value::is_string)
-        || any("enum", &Value::is_string)
-        || ["anyOf", "oneOf", "allOf"]
-            .iter()
-            .any(|key| any(key, &|inner| allows_string(inner, root, level + 1)))
+    Some(value)
+}
+
+/// Bytes of a JSON string behind its opening quote, the closing one included.
+fn string_length(text: &str) -> usize {
+    let mut is_escaped = false;
+    let end = text.bytes().position(|byte| {
+        let is_end = byte == b'"' && !is_escaped;
+        is_escaped = byte == b'\\' && !is_escaped;
+        is_end
+    });
+    end.map_or(text.len(), |at| at + 1)
+}
+
+/// Does a JSON number say the same as the 64 bits that it is read into?
+fn keeps_its_digits(number: &str) -> bool {
+    if number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok() {
+        return true;
+    }
+    let read = number.parse::<f64>().map(|value| format!("{value:e}"));
+    read.is_ok_and(|read| decimal(&read) == decimal(number))
+}
+
+/// Digits without zeros at either end, and the exponent of the last one;
+/// signs are left out, they are never lost.
+fn decimal(number: &str) -> (String, i64) {
+    let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = format!("{}{fraction}", whole.trim_start_matches('-'));
+    let digits = digits.trim_start_matches('0');
+    let significant = digits.trim_end_matches('0');
+    if significant.is_empty() {
+        return (String::new(), 0);
+    }
+    let n_zeros = (digits.len() - significant.len()) as i64;
+    // An exponent that does not fit made the number 0 or infinite.
+    let exponent = exponent.parse::<i64>().unwrap_or(i64::MAX / 2);
+    let last = exponent - fraction.len() as i64 + n_zeros;
+    (significant.to_owned(), last)
 }

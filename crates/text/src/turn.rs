@@ -22,6 +22,7 @@ use crate::chat::Tool;
 use crate::detokenizer::Detokenizer;
 use crate::tokenizer::Tokenizer;
 use crate::tool_call;
+use crate::vocab::FRAME_MARKERS;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -60,17 +61,10 @@ pub enum TurnFormat {
 
 impl TurnFormat {
     /// The format of a file's chats: Muse Glimmer's if the vocabulary has its
-    /// control tokens, else plain.
+    /// markers, else plain.
     pub fn of_chat(tokenizer: &Tokenizer) -> TurnFormat {
-        let control = |text| tokenizer.id_of(text).filter(|&id| tokenizer.is_control(id));
-        let markers = (
-            control("<|start|>"),
-            control("<|message|>"),
-            control("<|eom|>"),
-            control("<|eot|>"),
-        );
-        match markers {
-            (Some(start), Some(message), Some(eom), Some(eot)) => TurnFormat::MuseGlimmer {
+        match FRAME_MARKERS.map(|text| tokenizer.id_of(text)) {
+            [Some(start), Some(message), Some(eom), Some(eot)] => TurnFormat::MuseGlimmer {
                 start,
                 message,
                 eom,

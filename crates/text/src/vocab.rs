@@ -5,7 +5,9 @@
 //! normal token of a byte-level vocabulary is spelled in the alphabet that
 //! GPT-2 uses for bytes (`Ġ` is a blank), one of a SentencePiece vocabulary
 //! has U+2581 for a blank, and `<0x0A>` is one byte there; the text of control
-//! and user-defined tokens is always meant literally.
+//! and user-defined tokens is always meant literally. Nor is a token's type
+//! what the file says: what frames a chat is a control token, whatever the
+//! file calls it.
 //!
 //! Source: the GGUF specification, section "Tokenizer".
 
@@ -16,14 +18,17 @@ use std::collections::HashMap;
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 pub(crate) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
-pub(crate) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 pub(crate) const BOS: &str = "tokenizer.ggml.bos_token_id";
-pub(crate) const EOS: &str = "tokenizer.ggml.eos_token_id";
+const EOS: &str = "tokenizer.ggml.eos_token_id";
 const EOT: &str = "tokenizer.ggml.eot_token_id";
 const EOM: &str = "tokenizer.ggml.eom_token_id";
 const PAD: &str = "tokenizer.ggml.padding_token_id";
 const UNK: &str = "tokenizer.ggml.unknown_token_id";
 const MASK: &str = "tokenizer.ggml.mask_token_id";
+
+/// What frames the messages of a turn: start, message, end of message, end of
+/// turn.
+pub(crate) const FRAME_MARKERS: [&str; 4] = ["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"];
 
 /// What a token is for; the format's numbers 1 to 6 in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,21 @@ impl TokenType {
             6 => TokenType::Byte,
             _ => return None,
         })
+    }
+
+    /// The type that a token has here. Files exist that call the tokens of a
+    /// chat's frame user-defined; these would be found in any text, and a
+    /// user's words could end a turn or begin the other side's.
+    fn hardened(self, id: u32, text: &str, special: &SpecialIds) -> TokenType {
+        let is_spelled_as_control =
+            text.len() > 4 && text.starts_with("<|") && text.ends_with("|>");
+        let has_role = [special.bos, special.eos, special.eot, special.eom].contains(&Some(id));
+        let is_found_in_text =
+            self == TokenType::UserDefined && (is_spelled_as_control || has_role);
+        match is_found_in_text || FRAME_MARKERS.contains(&text) {
+            true => TokenType::Control,
+            false => self,
+        }
     }
 }
 
@@ -150,6 +170,7 @@ impl Vocab {
         }
         same_length(TOKEN_TYPE, numbers.len(), n_vocab)?;
 
+        let special = SpecialIds::from_metadata(metadata, n_vocab)?;
         let mut texts = Arena::default();
         let mut bytes = Arena::default();
         let mut types = Vec::with_capacity(n_vocab);
@@ -157,11 +178,12 @@ impl Vocab {
         for ((id, text), &number) in (0u32..).zip(tokens.iter()).zip(&numbers) {
             let kind =
                 TokenType::new(number).ok_or(Error::UnknownTokenType { id, found: number })?;
+            let kind = kind.hardened(id, text, &special);
             if let Some(first) = ids.insert(text.into(), id) {
                 return Err(Error::DuplicateToken {
                     first,
                     second: id,
-                    text: text.to_string(),
+                    text: gguf::shown(text),
                 });
             }
             texts.data.extend_from_slice(text.as_bytes());
@@ -177,7 +199,7 @@ impl Vocab {
             bytes,
             types,
             ids,
-            special: SpecialIds::from_metadata(metadata, n_vocab)?,
+            special,
         })
     }
 

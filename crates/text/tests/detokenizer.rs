@@ -7,8 +7,6 @@ use std::sync::{Arc, OnceLock};
 use text::{ControlText, Detokenizer, Special, Tokenizer};
 use vocabulary::{CONTROL, NORMAL, USER_DEFINED, byte_level, hello_world, oracle, sentencepiece};
 
-const CONTROLS: [ControlText; 2] = [ControlText::Skip, ControlText::Keep];
-
 /// Bytes are ids 0 to 255 here; 256 is control, 257 user-defined.
 fn bytes_only() -> Arc<Tokenizer> {
     static TOKENIZER: OnceLock<Arc<Tokenizer>> = OnceLock::new();
@@ -64,14 +62,9 @@ fn invalid_bytes_become_replacement_characters() {
 }
 
 #[test]
-fn control_tokens_leave_no_trace_or_are_spelled() {
+fn control_tokens_leave_no_trace() {
     let ids = [0x61, 256, 0x62];
     check(&ids, &["a", "", "b", ""]);
-    let keep = Detokenizer::new(bytes_only()).with_control(ControlText::Keep);
-    assert_eq!(stream(keep, &ids), ["a", "<|c|>", "b", ""]);
-    // One that is spelled ends a character.
-    let keep = Detokenizer::new(bytes_only()).with_control(ControlText::Keep);
-    assert_eq!(stream(keep, &[0xC3, 256]), ["", "\u{FFFD}<|c|>", ""]);
     check(&[257, 0x61], &["猫", "a", ""]);
 }
 
@@ -147,11 +140,9 @@ proptest! {
     #[test]
     fn pushes_joined_equal_the_whole_decode(ids in byte_ids(), spm in prop::collection::vec(0u32..280, 0..40)) {
         for (tokenizer, ids) in [(bytes_only(), &ids), (sentencepiece_tokenizer(), &spm)] {
-            for control in CONTROLS {
-                let streamed = Detokenizer::new(Arc::clone(&tokenizer)).with_control(control);
-                let whole = tokenizer.decode(ids, control);
-                prop_assert_eq!(stream(streamed, ids).concat(), whole, "{:?}", control);
-            }
+            let streamed = Detokenizer::new(Arc::clone(&tokenizer));
+            let whole = tokenizer.decode(ids, ControlText::Skip);
+            prop_assert_eq!(stream(streamed, ids).concat(), whole);
         }
     }
 
@@ -172,8 +163,7 @@ fn golden_ids_stream_to_their_text() {
     let tokenizer = oracle();
     let text = "猫が窓 🙂 Élan <|eot|>";
     let ids = tokenizer.encode(text, Special::Parse);
-    let keep = Detokenizer::new(Arc::clone(&tokenizer)).with_control(ControlText::Keep);
-    assert_eq!(stream(keep, &ids).concat(), text);
+    assert_eq!(tokenizer.decode(&ids, ControlText::Keep), text);
     assert_eq!(
         stream(Detokenizer::new(tokenizer), &ids).concat(),
         "猫が窓 🙂 Élan "

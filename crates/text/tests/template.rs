@@ -7,8 +7,8 @@ use oracle::{template, template_of, tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use text::{
-    ChatTemplate, ControlTokens, Conversation, DateTime, Error, MOST_SOURCE_BYTES, Message,
-    Reasoning, Segment, Special,
+    ChatTemplate, ControlTokens, Conversation, DateTime, Error, Message, Reasoning, Segment,
+    Special,
 };
 
 fn joined(segments: &[Segment]) -> String {
@@ -22,11 +22,20 @@ fn conversation(input: Value) -> Conversation {
     serde_json::from_value(input).expect("a conversation")
 }
 
+/// Stands before the messages that a template of a test has to render.
+const TAIL: &str = "\u{1e}";
+
+/// A template that shows what a construct gives, and all messages behind it.
+fn with_messages(source: &str) -> String {
+    format!("{source}{TAIL}{{{{ messages | tojson }}}}")
+}
+
 fn render(source: &str, input: Value) -> Result<String, Error> {
-    let template = ChatTemplate::new(source, ControlTokens::of(&tokenizer()))?;
-    template
-        .render(&conversation(input))
-        .map(|segments| joined(&segments))
+    let template = ChatTemplate::new(&with_messages(source), ControlTokens::of(&tokenizer()))?;
+    let segments = template.render(&conversation(input))?;
+    let prompt = joined(&segments);
+    let (result, _) = prompt.split_once(TAIL).expect("the tail");
+    Ok(result.to_owned())
 }
 
 fn user(text: &str) -> Value {
@@ -134,7 +143,7 @@ fn bad_conversations() {
 #[test]
 fn reasoning_reaches_the_template() {
     for level in Reasoning::ALL {
-        let input = json!({"messages": [], "reasoning_effort": level.as_str(), "current_date": "2026-11-30"});
+        let input = json!({"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": level.as_str(), "current_date": "2026-11-30"});
         let prompt = joined(&template().render(&conversation(input)).expect("a prompt"));
         assert!(
             prompt.contains(&format!("\n\nReasoning strength: {level}.\n")),
@@ -160,6 +169,8 @@ fn used_variables_are_known() {
         "set by the template itself"
     );
     assert!(!template_of("{{ messages }}").uses_variable("reasoning_strength"));
+    let sliced = template_of("{{ current_date[:4] }}{{ messages[1:] }}");
+    assert!(sliced.uses_variable("current_date"));
 }
 
 #[test]
@@ -297,13 +308,17 @@ fn test_and_statement_constructs() {
 
 #[test]
 fn strftime_now() {
-    let template = template_of("{{ strftime_now(messages[0].content) }}");
+    let template = template_of(&with_messages("{{ strftime_now(messages[0].content) }}"));
     let at = |moment: DateTime, format: &str| {
         let mut conversation = Conversation::new(vec![Message::new("user", format)]);
         conversation.now = Some(moment);
-        template
-            .render(&conversation)
-            .map(|segments| joined(&segments))
+        template.render(&conversation).map(|segments| {
+            joined(&segments)
+                .split(TAIL)
+                .next()
+                .map(str::to_owned)
+                .unwrap_or_default()
+        })
     };
     let moment = DateTime::from_unix_seconds(1_796_048_645).expect("a moment");
     let check = |moment, format: &str, text: &str| {
@@ -329,15 +344,15 @@ fn strftime_now() {
     );
     assert_eq!(
         at(moment, "%Q").expect_err("no such code").to_string(),
-        "chat template failed: invalid operation: strftime_now: found the code \"%Q\", expected one of Python's (in chat_template:1)"
+        "strftime_now: found the code \"%Q\", expected one of Python's"
     );
     assert_eq!(
         DateTime::from_date(2026, 2, 29)
             .expect_err("no leap year")
             .to_string(),
-        "date: found 2026-2-29, expected a day of the years 1 to 9999"
+        "found the date 2026-2-29, expected a day of the years 1 to 9999, as 2026-01-31"
     );
-    let mut conversation = Conversation::new(Vec::new());
+    let mut conversation = Conversation::new(vec![Message::new("user", "Hi")]);
     conversation.now = Some(moment);
     let prompt = joined(&oracle::template().render(&conversation).expect("a prompt"));
     assert!(prompt.contains("\nCurrent date: 2026-11-30.\n"), "{prompt}");
@@ -366,10 +381,6 @@ fn bad_templates() {
         "chat template failed: invalid operation: recursion limit exceeded (in chat_template:1)",
     );
     check(
-        "{% set x = 'x' * 1000000 %}{% for a in range(100) %}{{ x }}{% endfor %}",
-        "chat template: the prompt is longer than 67108864 bytes",
-    );
-    check(
         "{% if %}",
         "chat template: syntax error: unexpected end of block (in chat_template:1)",
     );
@@ -382,10 +393,6 @@ fn bad_templates() {
         "chat template failed: unknown filter: filter nofilter is unknown (in chat_template:1)",
     );
     check(
-        &" ".repeat(MOST_SOURCE_BYTES + 1),
-        "chat template: found 262145 bytes of source, expected at most 262144",
-    );
-    check(
         "{{ '<|' ~ messages[0].content ~ '|><|' ~ 'eot' ~ '|>' }}",
         "chat template: it puts the control token \"<|eot|>\" together from pieces, expected it in one piece",
     );
@@ -393,6 +400,68 @@ fn bad_templates() {
     assert_eq!(
         missing.to_string(),
         "tokenizer.chat_template: missing, expected a chat template in the file; give one with --chat-template FILE, or use plain completion with --raw"
+    );
+}
+
+#[test]
+fn texts_in_errors_are_short_and_harmless() {
+    let check = |source: &str, message: &str| {
+        let error = render(source, user("x")).expect_err(source);
+        assert_eq!(error.to_string(), message);
+    };
+    let long = "a".repeat(1000);
+    check(
+        &format!("{{{{ raise_exception('\u{1b}[31m\u{202e}{long}') }}}}"),
+        &format!(
+            "chat template refuses the conversation: \\u{{1b}}[31m\\u{{202e}}{}... (1008 bytes)",
+            "a".repeat(128 - 18)
+        ),
+    );
+    check(
+        "{{ x | \u{1b}[2J }}",
+        "chat template: syntax error: unexpected character (in chat_template:1)",
+    );
+    check(
+        &format!("{{{{ 1 | f{long} }}}}"),
+        &format!(
+            "chat template failed: unknown filter: filter f{}... (1056 bytes)",
+            "a".repeat(128 - 24)
+        ),
+    );
+    check(
+        "{{ ['\u{1b}[2J'] + 1 }}",
+        "chat template failed: invalid operation: tried to use + operator on unsupported types sequence and number (in chat_template:1)",
+    );
+    check(
+        "{{ strftime_now }}{{ 'x'['\u{1b}'].y.z }}",
+        "chat template failed: undefined value (in chat_template:1)",
+    );
+}
+
+#[test]
+fn which_control_tokens_are_markup() {
+    let segments_of = |tokens: &[&str], source: &str| {
+        let tokens = ControlTokens {
+            all: tokens.iter().map(|&token| token.to_owned()).collect(),
+            ..ControlTokens::default()
+        };
+        let template = ChatTemplate::new(&with_messages(source), tokens).expect(source);
+        let segments = template.render(&conversation(user("Hi"))).expect(source);
+        let parsed = segments.into_iter().filter(|s| s.special == Special::Parse);
+        parsed.map(|segment| segment.text).collect::<Vec<String>>()
+    };
+    // Three characters are enough, two are not; bytes do not count.
+    assert_eq!(segments_of(&["<s>"], "a<s>b"), ["<s>"]);
+    assert!(segments_of(&["</"], "a</b").is_empty());
+    assert!(segments_of(&["é|"], "aé|b").is_empty());
+    assert_eq!(segments_of(&["<é>"], "a<é>b"), ["<é>"]);
+    // A word is none, an underscore does not make it one.
+    assert!(segments_of(&["user", "a_b"], "user a_b").is_empty());
+    assert_eq!(segments_of(&["[INST]"], "[INST]user"), ["[INST]"]);
+    // The longer of two is meant.
+    assert_eq!(
+        segments_of(&["<a>", "<a><b>"], "<a><b><a>"),
+        ["<a><b>", "<a>"]
     );
 }
 
@@ -461,7 +530,7 @@ fn no_text_becomes_a_control_token() {
                 {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}, {"type": "text", "text": text}]},
                 {"role": "assistant", "content": text, "reasoning_content": text, "recipient": text},
             ]}),
-            json!({"messages": [], "knowledge_cutoff": text, "current_date": text}),
+            json!({"messages": [{"role": "user", "content": text}], "knowledge_cutoff": text}),
             json!({"tools": [tool], "messages": [
                 {"role": "assistant", "tool_calls": [call]},
                 {"role": "tool", "tool_call_id": text, "content": text},
@@ -485,7 +554,8 @@ fn no_text_becomes_a_control_token() {
 #[test]
 fn no_filter_makes_a_control_token() {
     let check = |source: &str, text: &str, control: &[&str]| {
-        let segments = render_both(source, &user(text)).expect(source);
+        let source = with_messages(source);
+        let segments = render_both(&source, &user(text)).expect(&source);
         assert_eq!(control_texts(&segments), control, "{source} with {text:?}");
     };
     check(

@@ -96,7 +96,7 @@ fn special_ids_and_end_tokens_of_the_oracle_file() {
         (None, Some(418), None)
     );
     assert_eq!(tokenizer.end_tokens(), [401, 408]);
-    assert!(tokenizer.add_bos() && !tokenizer.add_eos());
+    assert!(tokenizer.add_bos());
     assert_eq!(tokenizer.id_of("<|eom|>"), Some(407));
     assert_eq!(tokenizer.token_text(407), Some("<|eom|>"));
     assert_eq!(tokenizer.token_bytes(407), Some(&b""[..]));
@@ -655,12 +655,6 @@ fn bad_ids_and_scores() -> Vec<BadInput> {
             "tokenizer.ggml.bos_token_id: missing, expected an id because tokenizer.ggml.add_bos_token is true",
         ),
         bad(
-            "gpt2",
-            "add_eos_token",
-            Value::Bool(true),
-            "tokenizer.ggml.eos_token_id: missing, expected an id because tokenizer.ggml.add_eos_token is true",
-        ),
-        bad(
             "llama",
             "scores",
             None,
@@ -691,6 +685,43 @@ fn bad_ids_and_scores() -> Vec<BadInput> {
             "tokenizer.ggml.tokens: byte token 4 is \"a\", expected <0xXX> with two hexadecimal digits",
         ),
     ]
+}
+
+#[test]
+fn texts_of_a_file_are_shown_short_and_harmless() {
+    let hostile = format!("\u{1b}]0;x\u{7}{}", "a ".repeat(50_000));
+    let mut metadata = byte_level("gpt-2", &[], &[("dd", NORMAL)]);
+    let mut texts = vocabulary::alphabet();
+    texts.push(hostile.clone());
+    let keys = [
+        ("tokenizer.ggml.model", Value::String(hostile.clone())),
+        ("tokenizer.ggml.pre", Value::String(hostile.clone())),
+        ("tokenizer.ggml.merges", strings([&hostile])),
+        (
+            "tokenizer.ggml.merges",
+            strings([hostile.replace(' ', "") + " b"]),
+        ),
+        (
+            "tokenizer.ggml.tokens",
+            strings([texts, vec![hostile]].concat()),
+        ),
+    ];
+    metadata.insert("tokenizer.ggml.token_type", types(&[NORMAL; 258]));
+    for (key, value) in keys {
+        let mut metadata = metadata.clone();
+        if key != "tokenizer.ggml.tokens" {
+            metadata.insert("tokenizer.ggml.token_type", types(&[NORMAL; 257]));
+        }
+        metadata.insert(key, value);
+        let error = Tokenizer::from_metadata(&metadata)
+            .expect_err(key)
+            .to_string();
+        assert!(
+            error.contains("\\u{1b}]0;x\\u{7}") && error.len() < 600,
+            "{error}"
+        );
+        assert!(!error.contains(char::is_control), "{error}");
+    }
 }
 
 #[test]

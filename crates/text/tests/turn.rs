@@ -171,6 +171,15 @@ fn tool_bodies_that_are_no_calls_are_text() {
     check_late(
         "<atem:parameter name=\"k\">1</atem:parameter><atem:parameter name=\"k\">2</atem:parameter></atem:invoke></atem:function_calls>",
     );
+    // Names end at a quote and hold no markup.
+    for name in ["", "f\" x=\"", "f<", "f\n"] {
+        check_text(&format!(
+            "<atem:function_calls><atem:invoke name=\"{name}\"></atem:invoke></atem:function_calls>"
+        ));
+        check_late(&format!(
+            "<atem:parameter name=\"{name}\">1</atem:parameter></atem:invoke></atem:function_calls>"
+        ));
+    }
     // Markup in other messages is text.
     check(
         &format!(" to=user<|message|>{CALL}<|eot|>"),
@@ -220,7 +229,8 @@ fn values_are_typed_by_the_schema() {
     for key in ["union", "choice", "any", "ref", "one"] {
         check_value("ns.f", key, "1", json!("1"));
     }
-    for key in ["loop", "free", "unknown"] {
+    check_value("ns.f", "free", "1", json!("1"));
+    for key in ["loop", "unknown"] {
         check_value("ns.f", key, "1", json!(1));
         check_value("ns.f", key, "one", json!("one"));
     }
@@ -260,6 +270,17 @@ fn turns_out_of_shape() {
     check(
         "<|start|>assistants<|message|>x<|eot|>",
         &[content("assistantsx")],
+        EndOfTurn,
+    );
+    let longest = "x".repeat(256);
+    check(
+        &format!(" to={longest}<|message|>c"),
+        &[content("c")],
+        Budget,
+    );
+    check(
+        &format!(" to={longest}<|message|>{CALL}<|eot|>"),
+        &call(0, "get_weather", json!({"city": "Paris", "days": 2})),
         EndOfTurn,
     );
     let long = format!(" to={}", "x".repeat(257));
@@ -314,6 +335,15 @@ fn another_roles_message_ends_the_turn() {
         EndOfTurn,
     );
     check("<|start|>tool f<|message|>b", &[], EndOfTurn);
+    for role in ["user", "system", "developer", "tool", "tool  f.g"] {
+        check(&format!("<|start|>{role}<|message|>b"), &[], EndOfTurn);
+    }
+    check(
+        "<|start|>tool f g<|message|>b",
+        &[content("tool f gb")],
+        Budget,
+    );
+    check("<|start|>us<|message|>b", &[content("b")], Budget);
     check("<|start|>users<|message|>b", &[content("usersb")], Budget);
     check("<|start|>assistant<|message|>b", &[content("b")], Budget);
 }

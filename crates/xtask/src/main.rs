@@ -6,6 +6,7 @@
 mod ci;
 mod command;
 mod fetch;
+mod rival;
 mod tidy;
 
 use std::error::Error;
@@ -41,6 +42,8 @@ enum Task {
     },
     /// Run the golden tests that need a fetched model (fetches it first)
     Golden,
+    /// Measure Muser and llama.cpp in turn on a model file (builds llama.cpp under target/rival first)
+    Rival(rival::Options),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Task::Ci(options) => ci::run(root, &options),
         Task::Fetch { model } => fetch::run(root, model).map(|_| ()),
         Task::Golden => ci::golden(root).map(|_| ()),
+        Task::Rival(options) => rival::run(root, &options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

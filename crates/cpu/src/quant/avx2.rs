@@ -293,6 +293,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn add_f32(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
     fn mul_f32(self, a: __m256, b: __m256) -> __m256 {
         op!(_mm256_mul_ps(a, b))
     }

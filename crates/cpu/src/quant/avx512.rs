@@ -60,6 +60,37 @@ fn add_i16_products(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
 }
 
 impl Avx512 {
+    /// # Safety
+    /// The machine has the instructions.
+    #[inline(always)]
+    pub(super) unsafe fn new() -> Avx512 {
+        Avx512(())
+    }
+
+    /// Lower and upper bytes of the products of four codes a lane, eight bits and
+    /// unsigned, with a scale a lane, an i16 in an i32. Products fit 16 bits.
+    #[inline(always)]
+    pub(super) fn times_scale(self, codes: __m512i, scale: __m512i) -> [__m512i; 2] {
+        let scale = op!(_mm512_mask_blend_epi16(
+            0xaaaa_aaaa,
+            scale,
+            self.shl(scale, 16)
+        ));
+        let (even, odd) = (self.splat(0x00ff_00ff), self.splat(0xff00_ff00_u32 as i32));
+        let low = op!(_mm512_mullo_epi16(self.and(codes, even), scale));
+        let codes = op!(_mm512_srli_epi16::<8>(codes));
+        let high = op!(_mm512_mullo_epi16(codes, scale));
+        [
+            self.select(even, low, op!(_mm512_slli_epi16::<8>(high))),
+            self.select(odd, high, op!(_mm512_srli_epi16::<8>(low))),
+        ]
+    }
+
+    #[inline(always)]
+    pub(super) fn load_dwords(self, from: &[i32; 16]) -> __m512i {
+        op!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+
     /// 16 bytes at `at` of rows `row`, `row + 4`, `row + 8` and `row + 12`.
     #[inline(always)]
     fn quarter_rows(self, rows: &Rows, row: usize, at: usize) -> __m512i {
@@ -319,6 +350,11 @@ impl Simd for Avx512 {
     fn f16(self, bits: __m512i) -> __m512 {
         let halves = op!(_mm512_cvtepi32_epi16(bits));
         op!(_mm512_cvtph_ps(halves))
+    }
+
+    #[inline(always)]
+    fn add_f32(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
     }
 
     #[inline(always)]

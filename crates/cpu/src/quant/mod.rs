@@ -48,6 +48,8 @@ macro_rules! by_type {
 }
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -210,7 +212,9 @@ pub(crate) fn multiply(isa: Available, ty: TensorType, job: &Job<'_>, scratch: &
         // SAFETY: `isa` proves that the machine has the instructions.
         Isa::Avx2 => unsafe { avx2::multiply(ty, job, scratch) },
         // SAFETY: likewise.
-        Isa::Avx512 => unsafe { avx512::multiply(ty, job, scratch) },
+        Isa::Amx if job.x.n_rows() >= amx::MIN_ROWS => unsafe { amx::multiply(ty, job, scratch) },
+        // SAFETY: likewise.
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::multiply(ty, job, scratch) },
     }
     #[cfg(not(target_arch = "x86_64"))]
     by_type!(ty, scalar256, scalar32, (job, scratch));

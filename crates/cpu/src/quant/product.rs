@@ -14,7 +14,7 @@ use std::ops::Range;
 const SEGMENTS: usize = 4;
 
 /// Blocks of 32 that a tile holds.
-const TILE_BLOCKS: usize = 8;
+pub(super) const TILE_BLOCKS: usize = 8;
 
 /// Tiles that meet a block of activations in turn when there are many rows of
 /// them, so that it comes from the second cache, not the third. Q4_K with 512
@@ -57,22 +57,72 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    fn start(&mut self, n: usize) {
+    /// Room for `n` sums.
+    fn grow(&mut self, n: usize) {
         if self.segment.len() < n {
             self.segment.resize(n, Line([0.0; 16]));
             self.total.resize(n, Line([0.0; 16]));
         }
-        self.segment[..n].fill(Line([0.0; 16]));
-        self.total[..n].fill(Line([-0.0; 16]));
     }
 
-    /// Adds the segment's sums to the totals.
-    fn end_segment(&mut self, n: usize) {
-        for (total, sum) in self.total[..n].iter_mut().zip(&mut self.segment) {
-            for l in 0..16 {
-                total.0[l] += sum.0[l];
+    /// Adds a segment without blocks to `n` totals.
+    fn add_nothing(&mut self, n: usize, stage: Stage) {
+        for total in &mut self.total[..n] {
+            for x in &mut total.0 {
+                *x = if stage.is_first_segment {
+                    0.0
+                } else {
+                    *x + 0.0
+                };
             }
-            *sum = Line([0.0; 16]);
+        }
+    }
+}
+
+/// Where in a row's sum some blocks lie.
+#[derive(Clone, Copy)]
+pub(super) struct Stage {
+    is_first_segment: bool,
+    /// Are they the first of their segment?
+    is_start: bool,
+    /// Are they the last of their segment?
+    is_end: bool,
+}
+
+/// The sums of a tile, a line for each activation row.
+pub(super) struct Chains<'a> {
+    segment: &'a mut [Line],
+    total: &'a mut [Line],
+    stage: Stage,
+}
+
+impl Chains<'_> {
+    /// Activation rows.
+    #[inline(always)]
+    pub(super) fn n_rows(&self) -> usize {
+        self.segment.len()
+    }
+
+    /// The sum of the segment so far of row `r`.
+    #[inline(always)]
+    pub(super) fn load<S: Simd>(&self, s: S, r: usize) -> S::F {
+        match self.stage.is_start {
+            true => s.splat_f32(0.0),
+            false => s.load(&self.segment[r].0),
+        }
+    }
+
+    /// The same, further.
+    #[inline(always)]
+    pub(super) fn store<S: Simd>(&mut self, s: S, r: usize, sum: S::F) {
+        let total = &mut self.total[r].0;
+        match self.stage {
+            Stage { is_end: false, .. } => s.store(sum, &mut self.segment[r].0),
+            Stage {
+                is_first_segment: true,
+                ..
+            } => s.store(sum, total),
+            _ => s.store(s.add_f32(s.load(total), sum), total),
         }
     }
 }
@@ -86,7 +136,12 @@ impl Job<'_> {
     /// Walks the job's tiles, block by block or some blocks of a segment at once,
     /// and writes their sums.
     #[inline(always)]
-    fn walk<S: Simd, A: Accumulate<S>>(&self, s: S, accumulate: &mut A, scratch: &mut Scratch) {
+    pub(super) fn walk<S: Simd, A: Accumulate<S>>(
+        &self,
+        s: S,
+        accumulate: &mut A,
+        scratch: &mut Scratch,
+    ) {
         let n_rows = self.weights.len() / self.row_bytes;
         assert!(
             n_rows >= S::LANES && self.rows.end <= n_rows,
@@ -99,29 +154,45 @@ impl Job<'_> {
         while first < self.rows.end {
             let n_tiles = (self.rows.end - first).div_ceil(S::LANES).min(at_once);
             let n_sums = n_tiles * n_x;
-            scratch.start(n_sums);
+            scratch.grow(n_sums);
             for j in 0..SEGMENTS {
-                let end = segment_start(j + 1, n_blocks);
-                let mut b = segment_start(j, n_blocks);
+                let (begin, end) = (segment_start(j, n_blocks), segment_start(j + 1, n_blocks));
+                let mut stage = Stage {
+                    is_first_segment: j == 0,
+                    is_start: true,
+                    is_end: false,
+                };
+                if begin == end {
+                    scratch.add_nothing(n_sums, stage);
+                }
+                let mut b = begin;
                 while b < end {
                     let next = (b + A::BLOCKS).min(end);
+                    stage.is_end = next == end;
                     for t in 0..n_tiles {
                         let start = self.tile_start::<S>(first + t * S::LANES, n_rows);
-                        let sums = &mut scratch.segment[t * n_x..][..n_x];
+                        let chains = Chains {
+                            segment: &mut scratch.segment[t * n_x..][..n_x],
+                            total: &mut scratch.total[t * n_x..][..n_x],
+                            stage,
+                        };
                         let at = start * self.row_bytes + b * A::BLOCK_BYTES;
                         let start = self.weights[at..].as_ptr();
                         // SAFETY: the tile's rows are whole rows of `weights`
                         // (`tile_start`), and a row has `n_blocks` blocks.
                         let rows = unsafe { Rows::new::<S>(start, self.row_bytes, A::BLOCK_BYTES) };
-                        accumulate.add(s, rows, b..next, self.x, sums);
+                        accumulate.add(s, rows, b..next, self.x, chains);
                     }
+                    stage.is_start = false;
                     b = next;
                 }
-                scratch.end_segment(n_sums);
             }
-            for t in 0..n_tiles {
-                let row = first + t * S::LANES;
-                self.write::<S>(row, n_rows, &scratch.total[t * n_x..][..n_x]);
+            // Row by row, so that the tiles of a row are written one after the other.
+            for r in 0..n_x {
+                for t in 0..n_tiles {
+                    let row = first + t * S::LANES;
+                    self.write::<S>(row, n_rows, r, &scratch.total[t * n_x + r]);
+                }
             }
             first += n_tiles * S::LANES;
         }
@@ -134,20 +205,23 @@ impl Job<'_> {
         row.min(n_rows - S::LANES)
     }
 
-    /// Writes the rows from `row` on.
+    /// Writes the output rows from `row` on of activation row `r`.
     #[inline(always)]
-    fn write<S: Simd>(&self, row: usize, n_rows: usize, sums: &[Line]) {
+    fn write<S: Simd>(&self, row: usize, n_rows: usize, r: usize, sums: &Line) {
         let skipped = row - self.tile_start::<S>(row, n_rows);
         let n = (self.rows.end - row).min(S::LANES - skipped);
-        for (r, sum) in sums.iter().enumerate() {
+        if n == 16 {
             // SAFETY: whoever made the job keeps the columns `rows` to it.
-            unsafe { self.out.write(r, row, &sum.0[skipped..][..n]) }
+            unsafe { self.out.write_line(r, row, &sums.0) }
+        } else {
+            // SAFETY: likewise.
+            unsafe { self.out.write(r, row, &sums.0[skipped..][..n]) }
         }
     }
 }
 
 /// What is done with blocks of a tile.
-trait Accumulate<S: Simd> {
+pub(super) trait Accumulate<S: Simd> {
     /// Bytes of a block.
     const BLOCK_BYTES: usize;
     /// Blocks taken at once.
@@ -155,7 +229,7 @@ trait Accumulate<S: Simd> {
 
     /// Adds the products of `blocks`, the first of which is at `rows`, to a sum
     /// for each row of `x`.
-    fn add(&mut self, s: S, rows: Rows, blocks: Range<usize>, x: &Activations, sums: &mut [Line]);
+    fn add(&mut self, s: S, rows: Rows, blocks: Range<usize>, x: &Activations, sums: Chains<'_>);
 }
 
 /// Calls `$step` with 8, 4, 2 or 1 columns at a time until all are done.
@@ -184,9 +258,9 @@ macro_rules! by_columns {
 
 /// A super-block's tile, reused.
 #[repr(align(64))]
-struct Super<S: Simd, F: SuperBlock> {
+pub(super) struct Super<S: Simd, F: SuperBlock> {
     /// Its parts.
-    codes: [Codes<S>; 4],
+    pub(super) codes: [Codes<S>; 4],
     /// Scales of the halves of each run in `codes`, as [`Simd::scale`] makes them.
     scales: [[[S::I; 2]; 2]; 4],
     /// Two i16 for two consecutive groups, for [`Simd::add_pairs`].
@@ -197,23 +271,30 @@ struct Super<S: Simd, F: SuperBlock> {
     format: std::marker::PhantomData<F>,
 }
 
-impl<S: Simd, F: SuperBlock> Accumulate<S> for Super<S, F> {
-    const BLOCK_BYTES: usize = F::BYTES;
-    const BLOCKS: usize = 1;
-
+impl<S: Simd, F: SuperBlock> Super<S, F> {
+    /// Nothing yet.
     #[inline(always)]
-    fn add(&mut self, s: S, rows: Rows, blocks: Range<usize>, x: &Activations, sums: &mut [Line]) {
-        let n = sums.len();
-        let x = x.super_block(blocks.start);
-        if n == 1 {
-            return add_single::<S, F>(s, &rows, &x, &mut sums[0]);
+    pub(super) fn new(s: S) -> Super<S, F> {
+        let (zero, zero_f32) = (s.splat(0), s.splat_f32(0.0));
+        Super {
+            codes: [[[zero; 8]; 2]; 4],
+            scales: [[[zero; 2]; 2]; 4],
+            pairs: [zero; 8],
+            d: zero_f32,
+            dmin: zero_f32,
+            format: std::marker::PhantomData,
         }
-        let head = F::head(s, &rows);
+    }
+
+    /// Unpacks a block; its head is for whoever wants the scales as they are.
+    #[inline(always)]
+    pub(super) fn unpack(&mut self, s: S, rows: &Rows) -> F::Head<S> {
+        let head = F::head(s, rows);
         let mut kept = [s.splat(0); 8];
-        self.codes[0] = F::part(s, &rows, &head, 0, &mut kept);
-        self.codes[1] = F::part(s, &rows, &head, 1, &mut kept);
-        self.codes[2] = F::part(s, &rows, &head, 2, &mut kept);
-        self.codes[3] = F::part(s, &rows, &head, 3, &mut kept);
+        self.codes[0] = F::part(s, rows, &head, 0, &mut kept);
+        self.codes[1] = F::part(s, rows, &head, 1, &mut kept);
+        self.codes[2] = F::part(s, rows, &head, 2, &mut kept);
+        self.codes[3] = F::part(s, rows, &head, 3, &mut kept);
         for part in 0..4 {
             for r in 0..2 {
                 self.scales[part][r] = scales::<S, F>(s, &head, F::runs(part)[r]);
@@ -223,7 +304,52 @@ impl<S: Simd, F: SuperBlock> Accumulate<S> for Super<S, F> {
             self.pairs[p] = F::pair(s, &head, p);
         }
         (self.d, self.dmin) = F::factors(s, &head);
-        by_columns!(S, n, |at| add_super(s, self, &x, at, sums));
+        head
+    }
+
+    /// Adds the products of the pairs with the sums of the `C` columns from `at` on.
+    #[inline(always)]
+    pub(super) fn add_pairs<const C: usize>(
+        &self,
+        s: S,
+        x: &SuperColumns<'_>,
+        at: usize,
+        to: &mut [S::I; C],
+    ) {
+        if F::GROUP == 16 {
+            add_pairs::<S, C, 8>(s, &self.pairs, columns(x.sums16, at), to);
+        } else {
+            add_pairs::<S, C, 4>(s, &self.pairs, columns(x.sums32, at), to);
+        }
+    }
+
+    /// Adds the block's product with a column, from its integers, to a chain.
+    #[inline(always)]
+    pub(super) fn add_to_chain(&self, s: S, integers: (S::I, S::I), dy: f32, sum: S::F) -> S::F {
+        add_to_chain::<S, F>(s, (self.d, self.dmin), integers, dy, sum)
+    }
+}
+
+impl<S: Simd, F: SuperBlock> Accumulate<S> for Super<S, F> {
+    const BLOCK_BYTES: usize = F::BYTES;
+    const BLOCKS: usize = 1;
+
+    #[inline(always)]
+    fn add(
+        &mut self,
+        s: S,
+        rows: Rows,
+        blocks: Range<usize>,
+        x: &Activations,
+        mut sums: Chains<'_>,
+    ) {
+        let n = sums.n_rows();
+        let x = x.super_block(blocks.start);
+        if n == 1 {
+            return add_single::<S, F>(s, &rows, &x, &mut sums);
+        }
+        self.unpack(s, &rows);
+        by_columns!(S, n, |at| add_super(s, self, &x, at, &mut sums));
     }
 }
 
@@ -231,7 +357,12 @@ impl<S: Simd, F: SuperBlock> Accumulate<S> for Super<S, F> {
 /// Nothing of the tile is stored: a store whose address differs from a load of
 /// weights by a multiple of 4 KiB delays it.
 #[inline(always)]
-fn add_single<S: Simd, F: SuperBlock>(s: S, rows: &Rows, x: &SuperColumns<'_>, sum: &mut Line) {
+fn add_single<S: Simd, F: SuperBlock>(
+    s: S,
+    rows: &Rows,
+    x: &SuperColumns<'_>,
+    sums: &mut Chains<'_>,
+) {
     let head = F::head(s, rows);
     let mut kept = [s.splat(0); 8];
     let mut dot = [s.splat(0)];
@@ -260,7 +391,8 @@ fn add_single<S: Simd, F: SuperBlock>(s: S, rows: &Rows, x: &SuperColumns<'_>, s
         }
     }
     let (d, dmin) = F::factors(s, &head);
-    add_to_chain::<S, F>(s, (d, dmin), (dot[0], min[0]), x.dy[0], sum);
+    let sum = add_to_chain::<S, F>(s, (d, dmin), (dot[0], min[0]), x.dy[0], sums.load(s, 0));
+    sums.store(s, 0, sum);
 }
 
 /// Scales of the halves of run `run`.
@@ -299,16 +431,15 @@ fn add_to_chain<S: Simd, F: SuperBlock>(
     (d, dmin): (S::F, S::F),
     (dot, min): (S::I, S::I),
     dy: f32,
-    sum: &mut Line,
-) {
+    sum: S::F,
+) -> S::F {
     let dot = s.float(dot);
     let t = if F::pairs(s) == Pairs::Minima {
         s.fms(d, dot, s.mul_f32(dmin, s.float(min)))
     } else {
         s.mul_f32(d, dot)
     };
-    let next = s.fma(s.splat_f32(dy), t, s.load(&sum.0));
-    s.store(next, &mut sum.0);
+    s.fma(s.splat_f32(dy), t, sum)
 }
 
 /// A block of activations of all rows, a scale per 256.
@@ -330,7 +461,7 @@ fn add_super<S: Simd, F: SuperBlock, const C: usize>(
     tile: &Super<S, F>,
     x: &SuperColumns<'_>,
     at: usize,
-    sums: &mut [Line],
+    sums: &mut Chains<'_>,
 ) {
     let mut dots = [s.splat(0); C];
     let x_codes: &[[[i32; 8]; 8]; C] = columns(x.codes, at);
@@ -352,17 +483,13 @@ fn add_super<S: Simd, F: SuperBlock, const C: usize>(
         } else {
             &mut dots
         };
-        if F::GROUP == 16 {
-            add_pairs::<S, C, 8>(s, &tile.pairs, columns(x.sums16, at), to);
-        } else {
-            add_pairs::<S, C, 4>(s, &tile.pairs, columns(x.sums32, at), to);
-        }
+        tile.add_pairs(s, x, at, to);
     }
     let dy: &[f32; C] = columns(x.dy, at);
-    let sums: &mut [Line; C] = sums[at..].first_chunk_mut().expect("a sum per column");
     each_column!(c < C, {
-        let factors = (tile.d, tile.dmin);
-        add_to_chain::<S, F>(s, factors, (dots[c], minima[c]), dy[c], &mut sums[c]);
+        let sum = sums.load(s, at + c);
+        let sum = tile.add_to_chain(s, (dots[c], minima[c]), dy[c], sum);
+        sums.store(s, at + c, sum);
     });
 }
 
@@ -388,9 +515,62 @@ fn columns<T, const C: usize>(all: &[T], at: usize) -> &[T; C] {
 }
 
 /// A tile of blocks of 32, reused.
-struct Blocks<S: Simd, F: Block> {
+pub(super) struct Blocks<S: Simd, F: Block> {
     tile: [Unpacked<S>; TILE_BLOCKS],
     format: std::marker::PhantomData<F>,
+}
+
+impl<S: Simd, F: Block> Blocks<S, F> {
+    /// Nothing yet.
+    #[inline(always)]
+    pub(super) fn new(s: S) -> Blocks<S, F> {
+        let (zero, zero_f32) = (s.splat(0), s.splat_f32(0.0));
+        let block = Unpacked {
+            codes: [zero; 8],
+            d: zero_f32,
+            min: zero_f32,
+        };
+        Blocks {
+            tile: [block; TILE_BLOCKS],
+            format: std::marker::PhantomData,
+        }
+    }
+
+    /// Unpacks `n_blocks` blocks of whole rows, the first of which is at `rows`.
+    #[inline(always)]
+    pub(super) fn unpack(&mut self, s: S, rows: &Rows, n_blocks: usize) -> &[Unpacked<S>] {
+        for j in 0..n_blocks {
+            // SAFETY: so many blocks are there.
+            let rows = unsafe { rows.skip(j) };
+            self.tile[j] = F::unpack(s, &rows);
+        }
+        &self.tile[..n_blocks]
+    }
+}
+
+impl<S: Simd> Unpacked<S> {
+    /// `fma(dy, t, chain)` of a block whose codes as unpacked give `dot`.
+    #[inline(always)]
+    pub(super) fn add_to_chain<F: Block>(
+        &self,
+        s: S,
+        dot: S::I,
+        (dy, code_sum): (f32, f32),
+        chain: S::F,
+    ) -> S::F {
+        let mut dot = s.float(dot);
+        let code_sum = s.splat_f32(code_sum);
+        if F::offset(s) != 0 {
+            // Exact: integers below 2^24.
+            dot = s.fma(s.splat_f32(-F::offset(s) as f32), code_sum, dot);
+        }
+        let t = if F::HAS_MIN {
+            s.fma(self.d, dot, s.mul_f32(self.min, code_sum))
+        } else {
+            s.mul_f32(self.d, dot)
+        };
+        s.fma(s.splat_f32(dy), t, chain)
+    }
 }
 
 impl<S: Simd, F: Block> Accumulate<S> for Blocks<S, F> {
@@ -398,28 +578,31 @@ impl<S: Simd, F: Block> Accumulate<S> for Blocks<S, F> {
     const BLOCKS: usize = TILE_BLOCKS;
 
     #[inline(always)]
-    fn add(&mut self, s: S, rows: Rows, blocks: Range<usize>, x: &Activations, sums: &mut [Line]) {
+    fn add(
+        &mut self,
+        s: S,
+        rows: Rows,
+        blocks: Range<usize>,
+        x: &Activations,
+        mut sums: Chains<'_>,
+    ) {
         let n_blocks = blocks.len();
-        if sums.len() == 1 {
+        let n = sums.n_rows();
+        if n == 1 {
             // In turn, as above.
+            let mut chain = [sums.load(s, 0)];
             for (j, b) in blocks.enumerate() {
                 // SAFETY: `rows` are the first of `n_blocks` blocks of whole rows.
                 let rows = unsafe { rows.skip(j) };
-                let tile = [F::unpack(s, &rows)];
                 let x = x.blocks(b..b + 1);
-                add_blocks::<S, F, 1>(s, &tile, &x, 0, sums);
+                add_block::<S, F, 1>(s, &F::unpack(s, &rows), &x, 0, &mut chain);
             }
+            sums.store(s, 0, chain[0]);
             return;
         }
-        for j in 0..n_blocks {
-            // SAFETY: `rows` are the first of `n_blocks` blocks of whole rows.
-            let rows = unsafe { rows.skip(j) };
-            self.tile[j] = F::unpack(s, &rows);
-        }
-        let tile = &self.tile[..n_blocks];
-        let n = sums.len();
+        let tile = self.unpack(s, &rows, n_blocks);
         let x = x.blocks(blocks);
-        by_columns!(S, n, |at| add_blocks(s, tile, &x, at, sums));
+        by_columns!(S, n, |at| add_blocks(s, tile, &x, at, &mut sums));
     }
 }
 
@@ -442,71 +625,54 @@ fn add_blocks<S: Simd, F: Block, const C: usize>(
     tile: &[Unpacked<S>],
     x: &BlockColumns<'_>,
     at: usize,
-    sums: &mut [Line],
+    sums: &mut Chains<'_>,
 ) {
-    let sums: &mut [Line; C] = sums[at..].first_chunk_mut().expect("a sum per column");
     let mut chains = [s.splat_f32(0.0); C];
     each_column!(c < C, {
-        chains[c] = s.load(&sums[c].0);
+        chains[c] = sums.load(s, at + c);
     });
     for (j, block) in tile.iter().enumerate() {
-        let at = j * x.n_rows + at;
-        let codes: &[[i32; 8]; C] = columns(x.codes, at);
-        let dy: &[f32; C] = columns(x.dy, at);
-        let code_sums: &[f32; C] = columns(x.sums, at);
-        let mut x = [&codes[0]; C];
-        each_column!(c < C, {
-            x[c] = &codes[c];
-        });
-        let dots = s.dots(&block.codes, &x, F::MAX_CODE);
-        each_column!(c < C, {
-            let mut dot = s.float(dots[c]);
-            let code_sum = s.splat_f32(code_sums[c]);
-            if F::offset(s) != 0 {
-                // Exact: integers below 2^24.
-                dot = s.fma(s.splat_f32(-F::offset(s) as f32), code_sum, dot);
-            }
-            let t = if F::HAS_MIN {
-                s.fma(block.d, dot, s.mul_f32(block.min, code_sum))
-            } else {
-                s.mul_f32(block.d, dot)
-            };
-            chains[c] = s.fma(s.splat_f32(dy[c]), t, chains[c]);
-        });
+        add_block::<S, F, C>(s, block, x, j * x.n_rows + at, &mut chains);
     }
     each_column!(c < C, {
-        s.store(chains[c], &mut sums[c].0);
+        sums.store(s, at + c, chains[c]);
+    });
+}
+
+/// Adds the products of a block with the `C` columns from `at` on to their chains.
+#[inline(always)]
+fn add_block<S: Simd, F: Block, const C: usize>(
+    s: S,
+    block: &Unpacked<S>,
+    x: &BlockColumns<'_>,
+    at: usize,
+    chains: &mut [S::F; C],
+) {
+    let codes: &[[i32; 8]; C] = columns(x.codes, at);
+    let dy: &[f32; C] = columns(x.dy, at);
+    let code_sums: &[f32; C] = columns(x.sums, at);
+    let mut x = [&codes[0]; C];
+    each_column!(c < C, {
+        x[c] = &codes[c];
+    });
+    let dots = s.dots(&block.codes, &x, F::MAX_CODE);
+    each_column!(c < C, {
+        let scale_and_sum = (dy[c], code_sums[c]);
+        chains[c] = block.add_to_chain::<F>(s, dots[c], scale_and_sum, chains[c]);
     });
 }
 
 /// The job, for an encoding in super-blocks.
 #[inline(always)]
 pub(super) fn products256<S: Simd, F: SuperBlock>(s: S, job: &Job<'_>, scratch: &mut Scratch) {
-    let (zero, zero_f32) = (s.splat(0), s.splat_f32(0.0));
-    let mut accumulate = Super {
-        codes: [[[zero; 8]; 2]; 4],
-        scales: [[[zero; 2]; 2]; 4],
-        pairs: [zero; 8],
-        d: zero_f32,
-        dmin: zero_f32,
-        format: std::marker::PhantomData::<F>,
-    };
+    let mut accumulate = Super::<S, F>::new(s);
     job.walk(s, &mut accumulate, scratch);
 }
 
 /// The job, for an encoding in blocks.
 #[inline(always)]
 pub(super) fn products32<S: Simd, F: Block>(s: S, job: &Job<'_>, scratch: &mut Scratch) {
-    let (zero, zero_f32) = (s.splat(0), s.splat_f32(0.0));
-    let block = Unpacked {
-        codes: [zero; 8],
-        d: zero_f32,
-        min: zero_f32,
-    };
-    let mut accumulate = Blocks {
-        tile: [block; TILE_BLOCKS],
-        format: std::marker::PhantomData::<F>,
-    };
+    let mut accumulate = Blocks::<S, F>::new(s);
     job.walk(s, &mut accumulate, scratch);
 }
 

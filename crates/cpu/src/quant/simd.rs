@@ -139,6 +139,7 @@ pub(crate) trait Simd: Copy {
     fn float(self, a: Self::I) -> Self::F;
     /// The f16 in the lower half of each lane, exactly.
     fn f16(self, bits: Self::I) -> Self::F;
+    fn add_f32(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul_f32(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
@@ -283,6 +284,11 @@ impl Simd for Scalar {
     #[inline(always)]
     fn f16(self, bits: i32) -> f32 {
         gguf::quant::plain::f16_to_f32(bits as u16)
+    }
+
+    #[inline(always)]
+    fn add_f32(self, a: f32, b: f32) -> f32 {
+        a + b
     }
 
     #[inline(always)]

@@ -87,3 +87,29 @@ pub(super) fn row_mass(
 pub(super) fn ln_mass(mass: u128) -> f64 {
     libm::log(mass as f64 / UNIT)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without the floor the exponent's bits would wrap, and what is least
+    /// likely would weigh most.
+    #[test]
+    fn exp_stays_at_its_floor() {
+        let floor = exp_not_positive(-708.0);
+        assert!((floor / 3.307_553_003_638_408e-308 - 1.0).abs() < 1e-12);
+        for x in [
+            -708.5,
+            -745.2,
+            -1100.0,
+            -1e9,
+            -1e30,
+            f64::from(f32::MIN) * 1e9,
+        ] {
+            assert_eq!(exp_not_positive(x), floor, "exp({x})");
+            assert_eq!(weight(x.max(f64::from(f32::MIN)) as f32, 0.0, 1.0), 0);
+        }
+        let logits = [0.0, -1e9, f32::MIN, -2000.0];
+        assert_eq!(row_mass(&logits, 0.0, 1.0, |_, _| true), UNIT as u128);
+    }
+}

@@ -2,6 +2,7 @@
 //! model, and distances.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod keys;
 pub mod mutant;
 pub mod oracle_weights;
 pub mod rebuild;
@@ -169,11 +170,11 @@ pub fn distance(left: &[f32], right: &[f32]) -> (f64, f64) {
     let (mut max, mut square, mut size) = (0f64, 0f64, 0f64);
     for (&l, &r) in left.iter().zip(right) {
         let d = f64::from(l) - f64::from(r);
-        // f64::max drops a NaN.
-        max = if d.is_nan() {
-            f64::NAN
+        // Not f64::max: it drops a NaN, whichever of the two is one.
+        max = if max.is_nan() || d.abs() <= max {
+            max
         } else {
-            max.max(d.abs())
+            d.abs()
         };
         square += d * d;
         size += f64::from(r) * f64::from(r);

@@ -177,26 +177,30 @@ pub fn type_text(value: &Value) -> String {
 /// A value for people, on one line; long ones shortened unless `full`.
 pub fn value_text(value: &Value, full: bool) -> String {
     match value {
-        Value::Array(array) => {
-            let most = if full {
-                array.len()
-            } else {
-                array.len().min(SHOWN_ELEMENTS)
-            };
-            let shown = array_json(array, most);
-            let mut texts: Vec<String> = match &shown {
-                Json::Array(elements) => elements.iter().map(|e| element_text(e, full)).collect(),
-                other => vec![other.to_string()],
-            };
-            if most < array.len() {
-                texts.push("...".to_string());
-            }
-            format!("[{}]", texts.join(", "))
-        }
+        Value::Array(array) => array_text(array, full),
         scalar => element_text(&scalar_json(scalar), full),
     }
 }
 
+fn array_text(array: &Array, full: bool) -> String {
+    let most = match full {
+        true => array.len(),
+        false => array.len().min(SHOWN_ELEMENTS),
+    };
+    let mut texts: Vec<String> = match array {
+        Array::Array(v) => v[..most].iter().map(|a| array_text(a, full)).collect(),
+        scalars => match array_json(scalars, most) {
+            Json::Array(elements) => elements.iter().map(|e| element_text(e, full)).collect(),
+            other => vec![element_text(&other, full)],
+        },
+    };
+    if most < array.len() {
+        texts.push("...".to_string());
+    }
+    format!("[{}]", texts.join(", "))
+}
+
+/// A scalar for people.
 fn element_text(element: &Json, full: bool) -> String {
     match element {
         Json::String(text) if full || text.chars().count() <= SHOWN_CHARS => format!("{text:?}"),

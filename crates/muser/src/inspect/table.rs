@@ -1,11 +1,11 @@
 //! Tables of tensors, for people.
 //!
-//! What a reader would get wrong: names come from the file, so they are
-//! escaped before a terminal sees them.
+//! What a reader would get wrong: texts come from the file, so control
+//! characters are escaped here, in every cell, and names are shortened too.
 
 use super::sizes::Sizes;
-use crate::terminal::{BOLD, grouped};
-use gguf::{TensorInfo, TensorType};
+use crate::terminal::{BOLD, count, grouped, one_line};
+use gguf::{TensorInfo, TensorType, shown};
 use std::io::{self, Write};
 
 /// To which side a column is flush.
@@ -18,12 +18,15 @@ pub enum Align {
 /// Keys and names beyond this do not widen their column.
 const MOST_COLUMN_CHARS: usize = 48;
 
-/// Writes rows in columns that are as wide as their longest cell.
+/// Writes rows in columns that are as wide as their longest cell. No cell
+/// steers a terminal.
 pub fn write_rows<const N: usize>(
     out: &mut impl Write,
     align: &[Align; N],
     rows: &[[String; N]],
 ) -> io::Result<()> {
+    let escaped = |row: &[String; N]| std::array::from_fn(|i| one_line(&row[i]).into_owned());
+    let rows: Vec<[String; N]> = rows.iter().map(escaped).collect();
     let width = |column: usize| {
         let chars = rows.iter().map(|row| row[column].chars().count());
         chars.max().unwrap_or(0).min(MOST_COLUMN_CHARS)
@@ -58,7 +61,7 @@ fn data_bytes(tensor: &TensorInfo) -> u64 {
 pub fn write_tensors(out: &mut impl Write, tensors: &[TensorInfo]) -> io::Result<()> {
     let row = |tensor: &TensorInfo| {
         [
-            tensor.name.escape_debug().to_string(),
+            shown(&tensor.name),
             tensor.ty.to_string(),
             shape_text(&tensor.shape),
             grouped(data_bytes(tensor)),
@@ -90,10 +93,10 @@ fn pattern(name: &str) -> (String, Option<u64>) {
             layer = Some(n);
             "N".to_string()
         }
-        _ => part.escape_debug().to_string(),
+        _ => part.to_string(),
     };
     let parts: Vec<String> = name.split('.').map(part).collect();
-    (parts.join("."), layer)
+    (shown(&parts.join(".")), layer)
 }
 
 /// `0-5, 8, 11`.
@@ -174,7 +177,7 @@ pub fn write_sizes(out: &mut impl Write, sizes: &Sizes) -> io::Result<()> {
     let row = |name: String, n_tensors: u64, n_parameters: u64, n_bytes: u64| {
         [
             name,
-            format!("{n_tensors} tensors"),
+            count(n_tensors as usize, "tensor"),
             format!("{} parameters", grouped(n_parameters)),
             format!("{} bytes", grouped(n_bytes)),
         ]
@@ -205,6 +208,15 @@ mod tests {
         ] {
             assert_eq!(pattern(name), (expected.to_string(), layer));
         }
+    }
+
+    #[test]
+    fn cells_steer_nothing() {
+        let mut out = Vec::new();
+        let rows = [["a\u{1b}[2J", "1"], ["b", "2\u{9b}\n"]].map(|row| row.map(str::to_string));
+        write_rows(&mut out, &[Align::Left; 2], &rows).expect("memory");
+        let text = String::from_utf8(out).expect("UTF-8");
+        assert_eq!(text, "  a\\u{1b}[2J  1\n  b           2\\u{9b}\\n\n");
     }
 
     #[test]

@@ -3,9 +3,12 @@
 //!
 //! The judge is the loader itself: a file is loaded onto the reference backend,
 //! which maps weights and copies none, so nothing here can disagree with
-//! `muser run`. A drafter's tensors are checked only when it is attached.
+//! `muser run`. A drafter loads beside its target only; `drafter.rs` checks its
+//! tensors.
 
+use super::drafter;
 use super::table::{Align, write_rows};
+use crate::sampling;
 use crate::terminal::{BOLD, bytes, grouped};
 use gguf::{Gguf, Metadata};
 use model::backend::BlockWindow;
@@ -31,6 +34,8 @@ pub struct Verdict {
     model: Option<ModelFacts>,
     drafter: Option<DrafterFacts>,
     tokenizer: Option<TokenizerFacts>,
+    /// Keys `general.sampling.*` that the sampler has nothing for.
+    sampling_not_honoured: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -140,9 +145,10 @@ impl Verdict {
             model: None,
             drafter: None,
             tokenizer: None,
+            sampling_not_honoured: sampling::not_honoured(meta),
         };
         let judged = match Config::from_metadata(meta) {
-            Err(model::Error::IsDrafter) => verdict.judge_drafter(meta),
+            Err(model::Error::IsDrafter) => verdict.judge_drafter(file),
             Err(error) => Err(message(&error)),
             Ok(config) => verdict.judge_model(file, config),
         };
@@ -158,12 +164,12 @@ impl Verdict {
         verdict
     }
 
-    fn judge_drafter(&mut self, meta: &Metadata) -> Result<(), String> {
+    fn judge_drafter(&mut self, file: &Gguf) -> Result<(), String> {
         self.role = Some("drafter");
-        let config = DrafterConfig::from_metadata(meta, WindowConvention::default());
+        let config = DrafterConfig::from_metadata(file.metadata(), WindowConvention::default());
         let config = config.map_err(|error| message(&error))?;
         self.drafter = Some(DrafterFacts::new(&config));
-        Ok(())
+        drafter::check(file, &config).map_err(|error| message(&error))
     }
 
     fn judge_model(&mut self, file: &Gguf, config: Config) -> Result<(), String> {
@@ -198,6 +204,9 @@ impl Verdict {
         }
         if let Some(tokenizer) = &self.tokenizer {
             tokenizer.describe(&mut add);
+        }
+        if !self.sampling_not_honoured.is_empty() {
+            add("not honoured", self.sampling_not_honoured.join(", "));
         }
         write_rows(out, &[Align::Left; 2], &rows)
     }

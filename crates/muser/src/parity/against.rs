@@ -16,7 +16,7 @@ use text::ControlText;
 pub fn run(args: &Args, device: Device, kv: Kv) -> anyhow::Result<ExitCode> {
     let file = args.model.open()?;
     let tokens = args.tokens(&file)?;
-    let mut left = args.session(&file, args.device, args.kv.unwrap_or(Kv::F16))?;
+    let mut left = args.session(&file, args.device(), args.kv.unwrap_or(Kv::F16))?;
     let mut right = args.session(&file, device, kv)?;
     let bar = terminal::progress(tokens.len() as u64, "comparing");
     let mut divergence = Divergence::default();
@@ -28,9 +28,8 @@ pub fn run(args: &Args, device: Device, kv: Kv) -> anyhow::Result<ExitCode> {
         bar.inc(chunk.len() as u64);
     }
     bar.finish_and_clear();
-    let passed = args
-        .max_kl
-        .is_none_or(|limit| divergence.mean_kl() <= limit);
+    // Without a bound there is nothing to pass.
+    let passed = args.max_kl.map(|limit| divergence.mean_kl() <= limit);
     if args.json {
         let report = json!({
             "model": file.name,
@@ -50,16 +49,13 @@ pub fn run(args: &Args, device: Device, kv: Kv) -> anyhow::Result<ExitCode> {
         print_line(format_args!("against    {}", right.describe()))?;
         print_line(format_args!("tokens     {}\n", tokens.len()))?;
         print_measures(&file, &divergence)?;
-        if let Some(limit) = args.max_kl {
-            let word = if passed {
-                "PASSED: within"
-            } else {
-                "FAILED: outside"
-            };
-            print_line(format_args!("\n{word} mean KL {limit:e}"))?;
-        }
+        print_line(match (passed, args.max_kl) {
+            (Some(true), Some(limit)) => format!("\nPASSED: within mean KL {limit:e}"),
+            (_, Some(limit)) => format!("\nFAILED: outside mean KL {limit:e}"),
+            (_, None) => "\nNO VERDICT: no bound was given; --max-kl X gives one".to_string(),
+        })?;
     }
-    Ok(ExitCode::from(u8::from(!passed)))
+    Ok(ExitCode::from(u8::from(passed == Some(false))))
 }
 
 fn print_measures(file: &ModelFile, divergence: &Divergence) -> anyhow::Result<()> {

@@ -6,7 +6,7 @@
 
 use super::{Args, passes};
 use crate::model_file::{Device, Kv};
-use crate::terminal::print_line;
+use crate::terminal::{count, print_line};
 use anyhow::{Context, ensure};
 use cpu::Cpu;
 use model::{Backend, Model, Probes, Reference};
@@ -28,8 +28,8 @@ type Nodes = BTreeMap<String, Vec<f32>>;
 pub fn run(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     let file = args.model.open()?;
     let tokens = args.tokens(&file)?;
-    let load = args.load_args(args.device, args.kv.unwrap_or(Kv::F32));
-    let nodes = match args.device {
+    let load = args.load_args(args.device(), args.kv.unwrap_or(Kv::F32));
+    let nodes = match args.device() {
         Device::Reference => {
             let mut be = Reference::new();
             be.record_probes();
@@ -55,9 +55,10 @@ pub fn run(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
         });
         print_line(format_args!("{report:#}"))?;
     } else {
-        let (n, rows) = (nodes.len(), tokens.len());
         print_line(format_args!(
-            "{n} nodes of {rows} rows written to {}",
+            "{} of {} written to {}",
+            count(nodes.len(), "node"),
+            count(tokens.len(), "row"),
             dir.display()
         ))?;
     }

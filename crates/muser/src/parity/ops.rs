@@ -17,7 +17,7 @@ use std::process::ExitCode;
 /// Compares `--device` with `right`.
 pub fn run(args: &Args, right: Device) -> anyhow::Result<ExitCode> {
     let cpu = || args.cpu.device();
-    match (right, args.device) {
+    match (right, args.device()) {
         (Device::Reference, Device::Reference) => compare(args, Reference::new(), Reference::new()),
         (Device::Reference, Device::Cpu) => compare(args, Reference::new(), cpu()?),
         (Device::Cpu, Device::Reference) => compare(args, cpu()?, Reference::new()),
@@ -37,7 +37,7 @@ fn compare<A: Backend, B: Backend>(
         relative_rms: args.max_rms.unwrap_or(MAX_RMS),
     };
     let devices = [candidate.caps().device, right.caps().device];
-    let load = args.load_args(args.device, args.kv.unwrap_or(Kv::F32));
+    let load = args.load_args(args.device(), args.kv.unwrap_or(Kv::F32));
     let mut model = load.load_on(Paired::new(right, candidate, limit), &file)?;
     passes(&mut model, &tokens, |_| ())?;
     let found = model.backend_mut().take_found();

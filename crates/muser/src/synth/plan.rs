@@ -54,7 +54,7 @@ impl Plan {
     /// the first tokens and the chat template.
     ///
     /// # Errors
-    /// If Muser could not load such a model: the message names the key.
+    /// If Muser could not load such a model: the message names the flag.
     pub fn new(
         base: &Metadata,
         shape: &Shape,
@@ -77,16 +77,27 @@ impl Plan {
         metadata.insert("tokenizer.chat_template", Value::String(template.into()));
         match shape.arch {
             Arch::Dflash => {
-                DrafterConfig::from_metadata(&metadata, WindowConvention::default())?;
+                let convention = WindowConvention::default();
+                DrafterConfig::from_metadata(&metadata, convention).map_err(by_flag)?;
             }
             Arch::MuseGlimmer | Arch::Llama => {
-                Config::from_metadata(&metadata)?;
+                Config::from_metadata(&metadata).map_err(by_flag)?;
             }
         }
-        let tensors = tensors(shape, encodings);
+        let tensors = planned(shape, encodings);
         let mut n_bytes = 0u64;
-        for tensor in &tensors {
-            n_bytes = n_bytes.saturating_add(tensor.info.data_bytes()?);
+        for PlannedTensor { info, .. } in &tensors {
+            let row = info.shape[0];
+            let block = info.ty.block_len() as u64;
+            if !row.is_multiple_of(block) {
+                anyhow::bail!(
+                    "{}: found {row}, expected a multiple of {block}, the length of a block of {}",
+                    row_flags(&info.name),
+                    info.ty
+                );
+            }
+            // Lengths are below 2^24 each and products of four, but bytes may overflow.
+            n_bytes = n_bytes.saturating_add(info.data_bytes().unwrap_or(u64::MAX));
         }
         if n_bytes >= MOST_BYTES {
             anyhow::bail!("the tensors have more bytes than a file can: expected less than 2^56");
@@ -100,6 +111,54 @@ impl Plan {
     }
 }
 
+/// The error, with the flag that sets a key in the key's place.
+fn by_flag(error: model::Error) -> anyhow::Error {
+    const FLAGS: [(&str, &str); 9] = [
+        ("block_count", "--layers"),
+        ("context_length", "--ctx"),
+        ("embedding_length", "--embd"),
+        ("feed_forward_length", "--ff"),
+        ("attention.head_count", "--heads"),
+        ("attention.head_count_kv", "--heads-kv"),
+        ("attention.key_length", "--head-dim"),
+        ("attention.sliding_window", "--window"),
+        ("target_layers", "--target-layers"),
+    ];
+    let model::Error::KeyValue {
+        key,
+        found,
+        expected,
+    } = &error
+    else {
+        return error.into();
+    };
+    let part = key.split_once('.').map_or(key.as_str(), |(_, part)| part);
+    match FLAGS.iter().find(|(of, _)| *of == part) {
+        Some((_, flag)) => anyhow::anyhow!("{flag}: found {found}, expected {expected}"),
+        None => error.into(),
+    }
+}
+
+/// The flags that make the row length of the tensor `name`.
+fn row_flags(name: &str) -> &'static str {
+    match name.rsplit('.').nth(1) {
+        Some("ffn_down") => "--ff",
+        Some("attn_output") => "--heads times --head-dim",
+        Some("fc") => "--embd times the number of --target-layers",
+        _ => "--embd",
+    }
+}
+
+/// Name and shape of every tensor of a file, in its order.
+pub fn tensors(shape: &Shape) -> Vec<(String, Vec<u64>)> {
+    let encodings = Encodings {
+        mix: Mix::Uniform(TensorType::F32),
+        head: None,
+    };
+    let all = planned(shape, encodings).into_iter();
+    all.map(|t| (t.info.name, t.info.shape)).collect()
+}
+
 /// Sets every key but the tokenizer's.
 fn describe(metadata: &mut Metadata, shape: &Shape, encodings: Encodings, seed: u64) {
     let arch = shape.arch.name();
@@ -109,7 +168,7 @@ fn describe(metadata: &mut Metadata, shape: &Shape, encodings: Encodings, seed: 
         None => String::new(),
     };
     let text = |text: &str| Value::String(text.to_string());
-    let number = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let number = |n: usize| Value::U32(u32::try_from(n).expect("a length below 2^32"));
     let mut set = |key: &str, value| {
         metadata.insert(key, value);
     };
@@ -184,7 +243,7 @@ impl Tensors {
 }
 
 /// Every tensor of a file, in its order.
-fn tensors(shape: &Shape, encodings: Encodings) -> Vec<PlannedTensor> {
+fn planned(shape: &Shape, encodings: Encodings) -> Vec<PlannedTensor> {
     let mut tensors = Tensors {
         mix: encodings.mix,
         all: Vec::new(),

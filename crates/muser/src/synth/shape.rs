@@ -1,11 +1,23 @@
 //! The lengths of a model to be made: named ones, and changes to them.
+//!
+//! What a reader would get wrong: the ranges of the flags are not wider than
+//! what `model::Config` takes, so that a refusal names a flag and not a key.
 
 use super::mix::Mix;
-use clap::ValueEnum;
+use clap::{ValueEnum, value_parser};
 use gguf::TensorType;
 
 /// More would make a directory of tensors that is larger than many models.
-const MOST_LAYERS: usize = 1024;
+const MOST_LAYERS: i64 = 1024;
+/// Of a row, and of a sequence.
+const MOST_ELEMENTS: i64 = 1 << 24;
+const MOST_HEADS: i64 = 1 << 16;
+const MOST_HEAD_DIM: i64 = 1 << 16;
+/// A byte-level vocabulary has a token for each byte, and control tokens.
+const LEAST_TOKENS: i64 = 384;
+const MOST_TOKENS: i64 = 1 << 20;
+/// More than the largest vocabulary has.
+const MOST_MERGES: i64 = 1 << 24;
 
 /// A named shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -133,43 +145,46 @@ impl Name {
 
 /// Lengths that replace those of the named shape.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Shape")]
+#[command(next_help_heading = "Shape (what is not given is that of --shape)")]
 pub struct Changes {
     /// Graph that computes the model
     #[arg(long, value_enum)]
     arch: Option<Arch>,
     /// Layers
-    #[arg(long, value_name = "N")]
-    layers: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MOST_LAYERS))]
+    layers: Option<u32>,
     /// Width of the residual stream
-    #[arg(long, value_name = "N")]
-    embd: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MOST_ELEMENTS))]
+    embd: Option<u32>,
     /// Width of the feed-forward part
-    #[arg(long, value_name = "N")]
-    ff: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MOST_ELEMENTS))]
+    ff: Option<u32>,
     /// Query heads
-    #[arg(long, value_name = "N")]
-    heads: Option<usize>,
-    /// Key/value heads
-    #[arg(long, value_name = "N")]
-    heads_kv: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MOST_HEADS))]
+    heads: Option<u32>,
+    /// Key/value heads, which must divide the query heads
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MOST_HEADS))]
+    heads_kv: Option<u32>,
     /// Width of a head
-    #[arg(long, value_name = "N")]
-    head_dim: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MOST_HEAD_DIM))]
+    head_dim: Option<u32>,
     /// Tokens of the vocabulary
     #[arg(long, value_name = "N")]
-    vocab: Option<usize>,
-    /// Merges of the tokenizer; more than one may make the same token
-    #[arg(long, value_name = "N")]
-    merges: Option<usize>,
-    /// Keys that a row of a sliding layer sees
-    #[arg(long, value_name = "N")]
-    window: Option<usize>,
+    #[arg(value_parser = value_parser!(u32).range(LEAST_TOKENS..=MOST_TOKENS))]
+    vocab: Option<u32>,
+    /// Merges of the tokenizer; more than one may make the same token [default: one for each token
+    /// that is no byte; 439802 for 30b]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(..=MOST_MERGES))]
+    merges: Option<u32>,
+    /// Keys that a row of a sliding layer sees; a llama model has no such layers
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MOST_ELEMENTS))]
+    window: Option<u32>,
     /// Context length
-    #[arg(long, value_name = "N")]
-    ctx: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(2..=MOST_ELEMENTS))]
+    ctx: Option<u32>,
     /// Layers of the target whose inputs a drafter reads
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
+    #[arg(value_parser = value_parser!(u32).range(..=MOST_LAYERS))]
     target_layers: Option<Vec<u32>>,
 }
 
@@ -186,10 +201,8 @@ impl Changes {
         if !is_drafter && self.target_layers.is_some() {
             anyhow::bail!("--target-layers: only a drafter reads layers of a target");
         }
-        if let Some(found) = self.layers.filter(|&n| n > MOST_LAYERS) {
-            anyhow::bail!("--layers: found {found}, expected at most {MOST_LAYERS}");
-        }
-        let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
+        let length = |n: u32| n as usize;
+        let set = |to: &mut usize, from: Option<u32>| *to = from.map_or(*to, length);
         set(&mut shape.n_layer, self.layers);
         set(&mut shape.n_embd, self.embd);
         set(&mut shape.n_ff, self.ff);
@@ -198,12 +211,12 @@ impl Changes {
         set(&mut shape.head_dim, self.head_dim);
         set(&mut shape.window, self.window);
         set(&mut shape.n_ctx, self.ctx);
-        if let Some(n_vocab) = self.vocab {
+        if let Some(n_vocab) = self.vocab.map(length) {
             // The number of merges belongs to the vocabulary that is replaced.
             shape.n_merges = shape.n_merges.filter(|_| n_vocab == shape.n_vocab);
             shape.n_vocab = n_vocab;
         }
-        shape.n_merges = self.merges.or(shape.n_merges);
+        shape.n_merges = self.merges.map(length).or(shape.n_merges);
         shape.arch = self.arch.unwrap_or(shape.arch);
         if let Some(layers) = &self.target_layers {
             shape.target_layers.clone_from(layers);

@@ -1,6 +1,7 @@
 //! What the tests of the binary share: running it, and the repository's files.
 #![allow(dead_code)] // each test binary uses its part
 
+use gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -43,6 +44,38 @@ pub fn muser_with<A: AsRef<std::ffi::OsStr>>(args: &[A], stdin: &[u8]) -> Outcom
 /// Path of a file below `testdata/oracle/`, as an argument.
 pub fn oracle(name: &str) -> String {
     root("testdata/oracle").join(name).display().to_string()
+}
+
+/// Writes the model `name` of the folder `models` to `path`, with these keys set.
+pub fn changed_model(path: &Path, name: &str, keys: &[(&str, Value)]) -> String {
+    rewritten(path, name, |metadata, _| {
+        for (key, value) in keys {
+            metadata.insert(*key, value.clone());
+        }
+    })
+}
+
+/// Writes the model `name` of the folder `models` to `path`, with what `change`
+/// makes of its header. The data of a tensor whose size changes is zeros.
+pub fn rewritten(
+    path: &Path,
+    name: &str,
+    change: impl FnOnce(&mut Metadata, &mut Vec<TensorInfo>),
+) -> String {
+    let file = Gguf::open(&root("models").join(name)).expect("a model of the repository");
+    let mut metadata = file.metadata().clone();
+    let mut infos: Vec<TensorInfo> = file.tensors().iter().map(|t| t.info()).collect();
+    change(&mut metadata, &mut infos);
+    let mut writer = Writer::create(path, &metadata, &infos).expect("a writable folder");
+    for info in &infos {
+        let n_bytes = info.data_bytes().expect("a good shape") as usize;
+        let same = file.tensor(&info.name).filter(|t| t.data.len() == n_bytes);
+        let zeros = vec![0; n_bytes];
+        let data = same.map_or(&zeros[..], |tensor| &tensor.data);
+        writer.append(&info.name, data).expect("room");
+    }
+    writer.finish().expect("room");
+    path.display().to_string()
 }
 
 /// A path in the repository.

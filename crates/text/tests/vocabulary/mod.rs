@@ -1,4 +1,8 @@
 //! Small vocabularies made for tests, and the files with real ones.
+#![allow(
+    dead_code,
+    reason = "every test file compiles this module and uses another part of it"
+)]
 
 use gguf::{Array, Gguf, Metadata, Value};
 use std::path::PathBuf;
