@@ -15,7 +15,7 @@ use crate::config::{Config, Keys, Shape};
 use crate::kv::{ClassLayout, PageClass};
 use crate::rope::{Pairing, Rope, RopeScaling};
 use crate::weights::Loader;
-use crate::{Backend, DeviceError, Error};
+use crate::{Backend, DeviceError, Error, Reference};
 use gguf::{Gguf, Metadata, shown};
 
 /// How far a block row looks back in a sliding layer of window W.
@@ -104,6 +104,16 @@ impl DrafterConfig {
             logit_scale: keys.positive_or_none("logit_scale")?.unwrap_or(1.0),
             logit_cap: keys.positive_or_none("final_logit_softcapping")?,
         })
+    }
+
+    /// Checks that the tensors in `file` are those of this drafter, without a target.
+    ///
+    /// # Errors
+    /// [`Error::TensorMissing`], [`Error::TensorShape`], [`Error::TensorType`],
+    /// [`Error::TensorsUnused`].
+    pub fn check_tensors(&self, file: &Gguf) -> Result<(), Error> {
+        // The head is the target's, so any vocabulary will do; nothing is computed.
+        Drafter::load(&mut Reference::new(), file, self.clone(), 1).map(|_| ())
     }
 
     /// Checks that drafter and target belong together.

@@ -3,7 +3,6 @@
 //! What a reader would get wrong: a file that Muser cannot run is no error
 //! here, as long as it is a GGUF file; the reason is part of the report.
 
-mod drafter;
 mod report;
 mod sizes;
 mod table;

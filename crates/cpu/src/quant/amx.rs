@@ -15,7 +15,10 @@
 //! Manual, volume 1, chapter 18.
 
 use super::avx512::Avx512;
-use super::product::{Accumulate, Blocks, Chains, Job, Scratch, Super, SuperColumns, TILE_BLOCKS};
+use super::product::{
+    Accumulate, Blocks, Chains, Job, LINE_BYTES, Scratch, Super, SuperColumns, TILE_BLOCKS,
+    prefetch,
+};
 use super::simd::{Rows, Simd};
 use super::{Block, Pairs, SuperBlock};
 use crate::activation::Activations;
@@ -253,7 +256,7 @@ impl<F: SuperBlock> SuperTile<'_, F> {
         sums: &mut Chains<'_>,
     ) {
         for r in first_new..start + ROWS {
-            prefetch(x.codes, r + 2 * ROWS);
+            prefetch_row(x.codes, r + 2 * ROWS);
             let low = s.load_dwords(&self.sums[at][r - start]);
             let high = s.load_dwords(&self.sums[at + 1][r - start]);
             let dot = s.add(low, s.shl(high, 8));
@@ -323,12 +326,10 @@ impl<F: Block> Accumulate<Avx512> for BlockTile<'_, F> {
 /// Asks for the codes of row `r`, if there is one: tiles are loaded in strides that
 /// the processor does not foresee.
 #[inline(always)]
-fn prefetch(codes: &[[[i32; 8]; 8]], r: usize) {
-    let row = codes.as_ptr().wrapping_add(r).cast::<i8>();
-    for line in 0..4 {
-        let at = row.wrapping_add(64 * line);
-        // SAFETY: SSE is part of x86-64, and prefetching reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
+fn prefetch_row(codes: &[[[i32; 8]; 8]], r: usize) {
+    let row = codes.as_ptr().wrapping_add(r).cast::<u8>();
+    for line in 0..256 / LINE_BYTES {
+        prefetch(row.wrapping_add(LINE_BYTES * line), true);
     }
 }
 

@@ -10,6 +10,30 @@ use crate::activation::Activations;
 use crate::matmul::OutColumns;
 use std::ops::Range;
 
+/// Bytes of a line of the caches.
+pub(super) const LINE_BYTES: usize = 64;
+
+/// A tile of so many bytes still finds room in the first cache beside the one before.
+const NEAR_BYTES: usize = 16 << 10;
+
+/// Asks for the line at `at`, into the first cache or the second. Any address will do.
+#[inline(always)]
+pub(super) fn prefetch(at: *const u8, is_near: bool) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        if is_near {
+            // SAFETY: SSE is part of x86-64, and prefetching reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        } else {
+            // SAFETY: likewise.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, is_near);
+}
+
 /// Segments that a row's blocks are summed in.
 const SEGMENTS: usize = 4;
 
@@ -181,6 +205,9 @@ impl Job<'_> {
                         // SAFETY: the tile's rows are whole rows of `weights`
                         // (`tile_start`), and a row has `n_blocks` blocks.
                         let rows = unsafe { Rows::new::<S>(start, self.row_bytes, A::BLOCK_BYTES) };
+                        if at_once == 1 {
+                            self.prefetch_next::<S>(first, b..next, A::BLOCK_BYTES);
+                        }
                         accumulate.add(s, rows, b..next, self.x, chains);
                     }
                     stage.is_start = false;
@@ -195,6 +222,25 @@ impl Job<'_> {
                 }
             }
             first += n_tiles * S::LANES;
+        }
+    }
+
+    /// Asks for as many bytes of the tile after the one at row `row` as `blocks` of a
+    /// tile have. The rows of a tile lie one after the other: while one tile is read
+    /// row beside row, the next comes front to back, as memory likes it. Q4_K from
+    /// memory, one row of activations: 25 to 50 % faster with rows of 512 and 1536
+    /// elements, 0 to 10 % with 5120.
+    #[inline(always)]
+    fn prefetch_next<S: Simd>(&self, row: usize, blocks: Range<usize>, block_bytes: usize) {
+        let tile_bytes = S::LANES * self.row_bytes;
+        // Past the end of the matrix nothing is wrong with it either.
+        let next = self
+            .weights
+            .as_ptr()
+            .wrapping_add(row * self.row_bytes + tile_bytes);
+        let bytes = S::LANES * block_bytes;
+        for at in (blocks.start * bytes..blocks.end * bytes).step_by(LINE_BYTES) {
+            prefetch(next.wrapping_add(at), tile_bytes <= NEAR_BYTES);
         }
     }
 

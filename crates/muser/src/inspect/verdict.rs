@@ -3,10 +3,9 @@
 //!
 //! The judge is the loader itself: a file is loaded onto the reference backend,
 //! which maps weights and copies none, so nothing here can disagree with
-//! `muser run`. A drafter loads beside its target only; `drafter.rs` checks its
-//! tensors.
+//! `muser run`. A drafter loads beside its target only: its tensors are checked
+//! without one.
 
-use super::drafter;
 use super::table::{Align, write_rows};
 use crate::sampling;
 use crate::terminal::{BOLD, bytes, grouped};
@@ -169,7 +168,7 @@ impl Verdict {
         let config = DrafterConfig::from_metadata(file.metadata(), WindowConvention::default());
         let config = config.map_err(|error| message(&error))?;
         self.drafter = Some(DrafterFacts::new(&config));
-        drafter::check(file, &config).map_err(|error| message(&error))
+        config.check_tensors(file).map_err(|error| message(&error))
     }
 
     fn judge_model(&mut self, file: &Gguf, config: Config) -> Result<(), String> {
