@@ -89,11 +89,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .unwrap_or(0);
     let n_sequences = works.iter().map(|w| w.n_sequences()).max().unwrap_or(1);
     let model = args.load.load_sized(&file, longest, n_sequences)?;
-    let n_ctx = model.config().n_ctx;
-    if longest > n_ctx {
-        bail!("the longest work needs {longest} tokens of context, but the model holds {n_ctx}");
-    }
-    let threads = args.load.n_threads()?;
+    args.load.check_length(model.config(), longest)?;
+    let threads = args.load.n_threads();
     let layout = model.capacity().layout;
     let bandwidth = bandwidth::measure(threads).context("cannot measure the bandwidth")?;
 
@@ -118,7 +115,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         threads,
         kv: layout.ty.to_string(),
         bandwidth_gb_s: bandwidth / 1e9,
-        resident_mb: resident_bytes().map(|bytes| bytes as f64 / 1e6),
+        resident_mb: resident_bytes(&file).map(|bytes| bytes as f64 / 1e6),
         repetitions: args.repetitions,
         lines,
     };
@@ -202,10 +199,15 @@ fn quantization(file: &ModelFile) -> String {
     names.join("+")
 }
 
-/// Memory of this process that is not file pages, where the system says it.
-fn resident_bytes() -> Option<u64> {
+/// Memory of this process beside the weights, where the system says it.
+fn resident_bytes(file: &ModelFile) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
+    // Weights that were read are the process's own memory, mapped ones are not.
+    let weights = match file.is_bundled || file.gguf.files().are_mapped() {
+        true => 0,
+        false => file.gguf.file_bytes(),
+    };
+    Some((kib * 1024).saturating_sub(weights))
 }

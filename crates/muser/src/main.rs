@@ -68,7 +68,10 @@ fn main() -> ExitCode {
         Err(error) if terminal::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             terminal::report(&error);
-            ExitCode::FAILURE
+            match interrupt::is_requested() {
+                true => interrupt::exit_code(),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }

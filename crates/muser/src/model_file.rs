@@ -1,13 +1,13 @@
 //! Where a model comes from: a file of the user's, or the program itself.
 
 use crate::terminal;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use cpu::{Cpu, CpuOptions, Isa};
 use gguf::{Bytes, Gguf};
 use model::{Backend, Config, Forward, KvType, Model, Options, Reference};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use text::Tokenizer;
 
 /// nano-glimmer, compiled in.
@@ -103,11 +103,18 @@ pub struct CpuArgs {
 }
 
 impl CpuArgs {
+    /// Threads of the device.
+    fn n_threads(&self) -> usize {
+        self.threads.unwrap_or_else(cpu::pool::available_threads)
+    }
+
     /// The processor as a device.
     pub fn device(&self) -> anyhow::Result<Cpu> {
+        static IS_WARNED: Once = Once::new();
         let available = cpu::pool::available_threads();
         if let Some(threads) = self.threads.filter(|&n| n > available) {
-            terminal::warn(&format!(
+            let warn = |text: &str| IS_WARNED.call_once(|| terminal::warn(text));
+            warn(&format!(
                 "--threads {threads}, but this process may use {available} processors: more \
                  threads than that only wait for each other"
             ));
@@ -197,9 +204,39 @@ impl LoadArgs {
     /// Opens the file and brings its weights to where they shall lie.
     pub fn open(&self, model: &ModelArgs) -> anyhow::Result<ModelFile> {
         let mut file = model.open()?;
+        self.warn_of_no_effect(&file);
         let applied = self.memory.apply(&mut file.gguf);
         applied.context("cannot open the model")?;
         Ok(file)
+    }
+
+    /// Names flags that do nothing here.
+    fn warn_of_no_effect(&self, file: &ModelFile) {
+        let has_cpu_flags = self.cpu.threads.is_some() || self.cpu.isa.is_some();
+        if has_cpu_flags && self.device == Device::Reference {
+            terminal::warn("--threads and --isa are for --device cpu and do nothing here");
+        }
+        let MemoryArgs {
+            no_mmap,
+            prefetch,
+            mlock,
+        } = self.memory;
+        if file.is_bundled && (no_mmap || prefetch || mlock) {
+            terminal::warn(
+                "--no-mmap, --prefetch and --mlock do nothing for the bundled model, which is a \
+                 part of the program",
+            );
+        }
+    }
+
+    /// Checks that a sequence of `n_tokens` fits the model and `--ctx`.
+    pub fn check_length(&self, config: &Config, n_tokens: usize) -> anyhow::Result<()> {
+        let n_ctx = self.ctx.unwrap_or(config.n_ctx).min(config.n_ctx);
+        ensure!(
+            n_tokens <= n_ctx,
+            "{n_tokens} tokens of context are needed, but there are {n_ctx}"
+        );
+        Ok(())
     }
 
     /// Loads the model with room for one sequence of the whole context.
@@ -260,10 +297,10 @@ impl LoadArgs {
     }
 
     /// Threads that compute.
-    pub fn n_threads(&self) -> anyhow::Result<usize> {
-        Ok(match self.device {
-            Device::Cpu => self.cpu.device()?.threads(),
+    pub fn n_threads(&self) -> usize {
+        match self.device {
+            Device::Cpu => self.cpu.n_threads(),
             Device::Reference => 1,
-        })
+        }
     }
 }

@@ -285,12 +285,17 @@ impl Answer {
         self.reader.finish_reason().map_or("length", |r| r.as_str())
     }
 
-    fn print_figures(&self, done: &Generation, seed: u64) {
-        let ended = match done.ending {
+    /// Why it ended, with what `finish_reason` has no word for.
+    fn ended(&self, done: &Generation) -> &'static str {
+        match done.ending {
             Ending::Context => "context full",
             Ending::Cancelled => "interrupted",
             Ending::Guide | Ending::MaxTokens => self.finish_reason(),
-        };
+        }
+    }
+
+    fn print_figures(&self, done: &Generation, seed: u64) {
+        let ended = self.ended(done);
         if self.content.is_empty() && !self.reasoning.is_empty() {
             // The reasoning's line is still open.
             anstream::eprintln!();
@@ -321,6 +326,7 @@ impl Answer {
             "reasoning_content": self.reasoning,
             "tool_calls": self.calls,
             "finish_reason": self.finish_reason(),
+            "ended": self.ended(done),
             "seed": sampling.seed,
             "usage": {
                 "prompt_tokens": prompt.len(),

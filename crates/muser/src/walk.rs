@@ -58,6 +58,7 @@ impl Args {
     fn walk<B: Backend>(&self, be: B, file: &ModelFile) -> anyhow::Result<ExitCode> {
         let n_rows = self.depth + self.rows;
         let mut model = self.load.load_sized_on(Timed::new(be), file, (n_rows, 1))?;
+        self.load.check_length(model.config(), n_rows)?;
         let max_rows = model.caps().max_rows;
         if self.rows > max_rows {
             bail!("--rows: found {}, expected at most {max_rows}", self.rows);

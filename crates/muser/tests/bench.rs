@@ -91,7 +91,7 @@ fn what_cannot_be_measured_is_refused() {
     check_error(
         &["bench", "-d", "2040"],
         b"",
-        "the longest work needs 2104 tokens of context, but the model holds 2048",
+        "2104 tokens of context are needed, but there are 2048",
     );
     check_error(
         &["bench", "--device", "cpu", "--threads", "0"],

@@ -15,7 +15,10 @@ use std::sync::Arc;
 
 // Names of functions that only rewritten instructions call: no template can
 // spell them.
+pub(crate) const APPLY: &str = "(apply)";
+pub(crate) const APPLY_OFTEN: &str = "(apply often)";
 pub(crate) const KEEP: &str = "(keep)";
+pub(crate) const KEEP_TEXTS: &str = "(keep texts)";
 pub(crate) const READ: &str = "(read)";
 pub(crate) const READ_ALL: &str = "(read all)";
 pub(crate) const READ_KEY: &str = "(read key)";
@@ -29,6 +32,9 @@ pub(crate) const NO_CONSTANT: &str = "|no_constant ";
 const MOST_FRAMES: usize = 64;
 /// Most characters of a set that is stripped from a text.
 const MOST_STRIPPED: usize = 256;
+/// How often a sort looks at an item, the logarithm of the longest list; and how much
+/// longer than reading a text the filters take that `map` may call.
+const OFTEN: u64 = 20;
 
 /// An environment that pays into `meter`.
 pub(crate) fn environment<'s>(meter: &Arc<Meter>) -> Environment<'s> {
@@ -59,6 +65,8 @@ fn add_operations(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     let payer = Arc::clone(meter);
     environment.add_function(KEEP, move |value: Value| payer.keep(value));
     let payer = Arc::clone(meter);
+    environment.add_function(KEEP_TEXTS, move |value: Value| payer.keep_texts(value));
+    let payer = Arc::clone(meter);
     environment.add_function(
         SET,
         move |value: Value, target: Value, name: &str| match target.downcast_object_ref() {
@@ -70,7 +78,9 @@ fn add_operations(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
         },
     );
     type Pay = fn(&Meter, &[Value]) -> Result<(), Error>;
-    let operations: [(&str, Pay); 5] = [
+    let operations: [(&str, Pay); 7] = [
+        (APPLY, |meter, operands| meter.apply(operands, 1)),
+        (APPLY_OFTEN, |meter, operands| meter.apply(operands, OFTEN)),
         (READ, Meter::read),
         (READ_ALL, Meter::read_all),
         (READ_KEY, |meter, operands| {
@@ -266,7 +276,10 @@ fn method(
                 pay_replacement(meter, text, from, to)?;
             }
             "split" => return split(meter, value, arguments),
-            "splitlines" => meter.pay_items(text.lines().count())?,
+            "splitlines" => {
+                meter.pay_text(text.len() as u64)?;
+                meter.pay_items(text.lines().count())?;
+            }
             "strip" | "lstrip" | "rstrip" if let Some(set) = text_of(0) => {
                 stripped_set(set)?;
             }
@@ -307,6 +320,7 @@ fn split(meter: &Meter, text: &Value, arguments: &[Value]) -> Result<Value, Erro
         return Err(refused(format!("cannot split {}", text.kind())));
     }
     let whole = text.as_str().unwrap_or_default();
+    meter.pay_text(whole.len() as u64)?;
     meter.pay_items(match separator.as_deref() {
         Some(separator) => whole.split(separator).count(),
         None => whole.split_whitespace().count(),

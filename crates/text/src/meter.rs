@@ -166,7 +166,8 @@ impl Meter {
         self.pay(tally.n_parts)
     }
 
-    /// Pays for operands that are read once from one end to the other.
+    /// Pays for operands that are read once from one end to the other, without what is
+    /// in their items.
     pub(crate) fn read(&self, operands: &[Value]) -> Result<(), EngineError> {
         for value in operands {
             let length = match value.as_str() {
@@ -175,18 +176,38 @@ impl Meter {
             };
             self.pay(length + 1)?;
         }
-        // Each item of one may be looked for in the other.
-        let is_list = |value: &&Value| value.as_object().is_some() && !value.is_kwargs();
-        if operands.iter().filter(is_list).count() > 1 {
-            let mut product = 1u64;
-            for value in operands.iter().filter(is_list) {
-                let mut tally = Tally::default();
-                tally.add(value, 0, false)?;
-                product = product.saturating_mul(tally.n_parts);
-            }
-            self.pay(product)?;
-        }
         Ok(())
+    }
+
+    /// Pays for the operands of a filter, test or method. The first is read with all
+    /// that is in it, `n_times`; where it is a list, the others are read again for
+    /// each of its items.
+    pub(crate) fn apply(&self, operands: &[Value], n_times: u64) -> Result<(), EngineError> {
+        let Some((first, others)) = operands.split_first() else {
+            return Ok(());
+        };
+        let mut of_first = Tally::default();
+        of_first.add(first, 0, false)?;
+        let mut of_others = Tally::default();
+        for value in others {
+            of_others.add(value, 0, false)?;
+        }
+        let n_items = match first.as_object() {
+            Some(_) => first.len().unwrap_or(1) as u64,
+            None => 1,
+        };
+        let once = of_first.n_parts + of_first.bytes / READ_BYTES_PER_UNIT;
+        let each = n_items.max(1).saturating_mul(of_others.bytes);
+        self.pay(once.saturating_add(each).saturating_mul(n_times))
+    }
+
+    /// Pays for the texts in a value that were made with it.
+    pub(crate) fn keep_texts(&self, value: Value) -> Result<Value, EngineError> {
+        let value = self.keep(value)?;
+        let mut tally = Tally::default();
+        tally.add(&value, 0, false)?;
+        self.pay(tally.bytes)?;
+        Ok(value)
     }
 
     /// Pays for values that are read with all that is in them.

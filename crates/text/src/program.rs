@@ -18,7 +18,8 @@
 //! promises no stability: its version is pinned.
 
 use crate::builtins::{
-    KEEP, NO_CONSTANT, READ, READ_ALL, READ_KEY, REPEAT, SET, SLICE, environment,
+    APPLY, APPLY_OFTEN, KEEP, KEEP_TEXTS, NO_CONSTANT, READ, READ_ALL, READ_KEY, REPEAT, SET,
+    SLICE, environment,
 };
 use crate::error::Error;
 use crate::meter::{MOST_VALUE_BYTES, Meter, Stop};
@@ -222,18 +223,23 @@ fn paid<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
         ]);
     };
     match instruction {
-        I::Add | I::StringConcat => before(READ, 2),
+        I::Add => before(READ, 2),
+        // A string's characters are counted when a loop over it starts.
+        I::PushLoop(_) => before(READ, 1),
+        I::StringConcat => before(READ_ALL, 2),
         I::Mul => before(REPEAT, 2),
         I::Slice => before(SLICE, 4),
         I::GetItem => before(READ_KEY, 2),
         I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::In | I::CompareAndPreserve(_) => {
             before(READ_ALL, 2);
         }
-        I::PerformTest(_, Some(n), _) if *n > 1 => before(READ_ALL, (*n).into()),
+        I::ApplyFilter("sort" | "dictsort" | "map", Some(n), _) => {
+            before(APPLY_OFTEN, (*n).into());
+        }
         I::ApplyFilter(_, Some(n), _)
         | I::PerformTest(_, Some(n), _)
         | I::CallMethod(_, Some(n)) => {
-            before(READ, (*n).into());
+            before(APPLY, (*n).into());
         }
         I::MergeKwargs(n) | I::UnpackLists(n) => before(READ, *n),
         I::UnpackList(_) => before(READ, 1),
@@ -264,7 +270,12 @@ fn paid<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
     | I::CallObject(_)
     | I::EndCapture = instruction
     {
-        out.push(call(KEEP, 1));
+        let keep = match instruction {
+            // Its items are texts that the filter in it has made.
+            I::ApplyFilter("map", ..) => KEEP_TEXTS,
+            _ => KEEP,
+        };
+        out.push(call(keep, 1));
     }
     out
 }

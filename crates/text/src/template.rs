@@ -137,7 +137,7 @@ impl ChatTemplate {
         {
             return Err(Error::TemplateEditsControlTokens);
         }
-        self.check_whole(&segments, &inputs)?;
+        self.check_whole(&segments)?;
         match drops_messages(&conversation.messages, &plain) {
             true => Err(Error::TemplateDropsMessages),
             false => Ok(segments),
@@ -163,19 +163,17 @@ impl ChatTemplate {
     }
 
     /// A template that puts control tokens together from pieces would get
-    /// text in their place: say so instead.
-    fn check_whole(&self, segments: &[Segment], inputs: &Inputs) -> Result<(), Error> {
+    /// text in their place: say so instead. In such a template a text that spells
+    /// one cannot be told from the template's own, so it is refused as well.
+    fn check_whole(&self, segments: &[Segment]) -> Result<(), Error> {
         if self.cut_heads.is_empty() {
             return Ok(());
         }
-        let mut strings = Vec::new();
-        collect_strings(&inputs.json, &mut strings);
         let is_cut = |token: &str| {
             let mut heads = self.cut_heads.iter();
             let mut texts = segments.iter().filter(|s| s.special == Special::Text);
             heads.any(|head| token.starts_with(head))
                 && texts.any(|segment| segment.text.contains(token))
-                && !strings.iter().any(|string| string.contains(token))
         };
         match self.tokens.all.iter().find(|token| is_cut(token)) {
             Some(token) => Err(Error::ControlTokenInPieces {
@@ -191,7 +189,6 @@ struct Inputs {
     variables: BTreeMap<String, Value>,
     /// All of it as JSON, to look for characters.
     text: String,
-    json: serde_json::Value,
 }
 
 impl Inputs {
@@ -225,7 +222,6 @@ impl Inputs {
         Ok(Inputs {
             variables,
             text: json.to_string(),
-            json,
         })
     }
 }
@@ -235,22 +231,6 @@ fn parse_arguments(message: &mut Message) -> Result<(), Error> {
         call.function.arguments = serde_json::Value::Object(call.arguments()?);
     }
     Ok(())
-}
-
-fn collect_strings<'v>(value: &'v serde_json::Value, strings: &mut Vec<&'v str>) {
-    match value {
-        serde_json::Value::String(text) => strings.push(text),
-        serde_json::Value::Array(items) => {
-            items.iter().for_each(|item| collect_strings(item, strings));
-        }
-        serde_json::Value::Object(map) => {
-            for (key, item) in map {
-                strings.push(key);
-                collect_strings(item, strings);
-            }
-        }
-        _ => {}
-    }
 }
 
 fn strftime_now(now: DateTime) -> Value {

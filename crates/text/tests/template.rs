@@ -396,6 +396,17 @@ fn bad_templates() {
         "{{ '<|' ~ messages[0].content ~ '|><|' ~ 'eot' ~ '|>' }}",
         "chat template: it puts the control token \"<|eot|>\" together from pieces, expected it in one piece",
     );
+    // Also where a message spells it: whose it is cannot be told any more.
+    let pieces = "{% for m in messages %}{{ '<|e' ~ 'ot|>' }}{{ m.content }}{% endfor %}";
+    for content in ["eot", "a <|eot|>"] {
+        let error = render(pieces, user(content))
+            .expect_err(content)
+            .to_string();
+        assert!(
+            error.contains("\"<|eot|>\" together from pieces"),
+            "{error}"
+        );
+    }
     let missing = ChatTemplate::from_file(None, ControlTokens::default()).expect_err("no source");
     assert_eq!(
         missing.to_string(),

@@ -238,7 +238,7 @@ fn no_value_gets_too_large() {
         ("{% set ns.x = ns.x.replace('', ns.x) %}", TOO_LARGE),
         ("{% set ns.x = [ns.x, ns.x, ns.x] | join('') %}", TOO_LARGE),
         ("{% set ns.x = ''.join([ns.x, ns.x, ns.x]) %}", TOO_LARGE),
-        ("{% set ns.l = ns.l + ns.l %}", TOO_MUCH),
+        ("{% set ns.l = ns.l + ns.l %}", TOO_LARGE),
         ("{% set ns.l = ns.l * 3 %}", TOO_MUCH),
         ("{% set ns.x = [ns.x, ns.x] | tojson %}", TOO_LARGE),
         (
@@ -323,6 +323,37 @@ fn what_would_take_forever() {
         ),
     ] {
         check(source, message);
+    }
+}
+
+/// Many small texts, and a large one, taken again and again: each time all of it is
+/// read, and what is made of it is kept.
+#[test]
+fn what_is_inside_lists_is_paid_for() {
+    let texts = "{% set x = ['a' * 30000] * 1000 %}";
+    let text = "{% set x = 'a' * 30000000 %}";
+    let each = |set: &str, n: usize, step: &str| {
+        let steps = (0..n).map(|i| step.replace("NR", &i.to_string()));
+        format!("{set}{}", steps.collect::<String>())
+    };
+    let repeated =
+        |set: &str, step: &str| format!("{set}{{% for i in range(100000) %}}{step}{{% endfor %}}");
+    for source in [
+        each(texts, 1400, "{% set yNR = x | map('upper') | list %}"),
+        each(text, 1400, "{% set yNR = x.split('b') %}"),
+        each(text, 1400, "{% set yNR = x | split('b') %}"),
+        each(text, 1400, "{% set yNR = x.splitlines() %}"),
+        repeated(text, "{% for c in x %}{% break %}{% endfor %}"),
+        repeated(texts, "{% set y = x | map('title') | list %}"),
+        repeated(texts, "{% set y = x | sort %}"),
+        repeated(texts, "{% set y = x | select('equalto', 'b') | max %}"),
+        repeated(
+            texts,
+            "{% set y = loop.changed(x if i is odd else x + []) %}",
+        ),
+        format!("{text}{{% set y = [{{'a': 1}}] * 4 %}}{{{{ y | sort(attribute=x) }}}}"),
+    ] {
+        check(&source, TOO_MUCH);
     }
 }
 

@@ -10,8 +10,10 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// Bytes of a thread's memory: far beyond any cache.
-const BYTES_PER_THREAD: usize = 256 << 20;
+/// Bytes of a thread's memory: far beyond its caches.
+const MOST_BYTES_PER_THREAD: usize = 256 << 20;
+/// Bytes of all threads' memory: a figure is not worth more.
+const MOST_BYTES: usize = 2 << 30;
 /// Walks; the best counts, since everything else on the machine only slows.
 const WALKS: usize = 5;
 
@@ -21,7 +23,8 @@ const WALKS: usize = 5;
 /// If there is no memory to walk.
 pub fn measure(threads: usize) -> std::io::Result<f64> {
     let barrier = Barrier::new(threads);
-    let memories = (0..threads).map(|_| MmapMut::map_anon(BYTES_PER_THREAD));
+    let bytes = MOST_BYTES_PER_THREAD.min(MOST_BYTES / threads);
+    let memories = (0..threads).map(|_| MmapMut::map_anon(bytes));
     let memories = memories.collect::<Result<Vec<_>, _>>()?;
     let walks = std::thread::scope(|scope| {
         let workers: Vec<_> = memories
@@ -33,7 +36,7 @@ pub fn measure(threads: usize) -> std::io::Result<f64> {
     });
     let slowest = |walk: usize| walks.iter().map(|times| times[walk]).fold(0.0, f64::max);
     let best = (0..WALKS).map(slowest).fold(f64::INFINITY, f64::min);
-    Ok((threads * BYTES_PER_THREAD) as f64 / best)
+    Ok((threads * bytes) as f64 / best)
 }
 
 /// Seconds of each walk of one thread; all threads start a walk together.

@@ -13,7 +13,7 @@
 //! the golden one is.
 
 use super::measure::{Distance, argmax, log_probability};
-use super::{Args, MAX_RMS, Session};
+use super::{Args, Bounds, Session};
 use crate::input::read_text_file;
 use crate::model_file::Kv;
 use crate::terminal::{self, count, print_line};
@@ -28,9 +28,6 @@ use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Largest differences that pass unless told otherwise, for f32 activations.
-const MAX_ABS_LOGITS: f64 = 2e-3;
-const MAX_ABS_LOGPROBS: f64 = 1e-3;
 /// Two golden log-probabilities as close as this may change places.
 const NEAR: f64 = 0.05;
 
@@ -59,12 +56,13 @@ pub fn run(args: &Args, path: &Path) -> anyhow::Result<ExitCode> {
     let file = args.model.open()?;
     let mut session = args.session(&file, args.device(), args.kv.unwrap_or(Kv::F32))?;
     let is_json = path.extension().is_some_and(|e| e == "json");
+    let bounds = Bounds::of(args.device());
     let (default_max_abs, quantity) = match is_json {
-        true => (MAX_ABS_LOGPROBS, "log-probabilities"),
-        false => (MAX_ABS_LOGITS, "logits"),
+        true => (bounds.logprobs, "log-probabilities"),
+        false => (bounds.logits, "logits"),
     };
     let max_abs = args.max_abs.unwrap_or(default_max_abs);
-    let max_rms = args.max_rms.unwrap_or(MAX_RMS);
+    let max_rms = args.max_rms.unwrap_or(bounds.relative_rms);
     let Checks {
         all: checks,
         skipped,
@@ -117,6 +115,7 @@ pub fn run(args: &Args, path: &Path) -> anyhow::Result<ExitCode> {
         }
         let limits = match is_json {
             true => format!("max abs {max_abs:e}, same greedy tokens"),
+            false if max_abs.is_infinite() => format!("relative RMS {max_rms:e}"),
             false => format!("max abs {max_abs:e}, relative RMS {max_rms:e}"),
         };
         let n_failed = checks.iter().filter(|check| !has_passed(check)).count();

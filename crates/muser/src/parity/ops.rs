@@ -5,7 +5,7 @@
 //! outside of the limits is the one to look at; the table of the worst calls
 //! says how far it went from there.
 
-use super::{Args, MAX_RMS, passes};
+use super::{Args, EXACT, INT8, passes};
 use crate::model_file::{Device, Kv};
 use crate::terminal::print_line;
 use model::paired::{Comparison, Difference, Limit};
@@ -18,23 +18,31 @@ use std::process::ExitCode;
 pub fn run(args: &Args, right: Device) -> anyhow::Result<ExitCode> {
     let cpu = || args.cpu.device();
     match (right, args.device()) {
-        (Device::Reference, Device::Reference) => compare(args, Reference::new(), Reference::new()),
-        (Device::Reference, Device::Cpu) => compare(args, Reference::new(), cpu()?),
-        (Device::Cpu, Device::Reference) => compare(args, cpu()?, Reference::new()),
-        (Device::Cpu, Device::Cpu) => compare(args, cpu()?, cpu()?),
+        (Device::Reference, Device::Reference) => {
+            compare(args, right, Reference::new(), Reference::new())
+        }
+        (Device::Reference, Device::Cpu) => compare(args, right, Reference::new(), cpu()?),
+        (Device::Cpu, Device::Reference) => compare(args, right, cpu()?, Reference::new()),
+        (Device::Cpu, Device::Cpu) => compare(args, right, cpu()?, cpu()?),
     }
 }
 
 fn compare<A: Backend, B: Backend>(
     args: &Args,
+    against: Device,
     right: A,
     candidate: B,
 ) -> anyhow::Result<ExitCode> {
     let file = args.model.open()?;
     let tokens = args.tokens(&file)?;
+    // Two devices of one kind round alike.
+    let bounds = match against == args.device() {
+        true => &EXACT,
+        false => &INT8,
+    };
     let limit = Limit {
         max_abs: args.max_abs.unwrap_or(f64::INFINITY),
-        relative_rms: args.max_rms.unwrap_or(MAX_RMS),
+        relative_rms: args.max_rms.unwrap_or(bounds.relative_rms),
     };
     let devices = [candidate.caps().device, right.caps().device];
     let load = args.load_args(args.device(), args.kv.unwrap_or(Kv::F32));

@@ -11,8 +11,9 @@ use std::str::FromStr;
 /// A mix by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
-    /// The published 17 GB file's: Q4_K, with Q6_K for the head and for
-    /// `attn_v` and `ffn_down` in half of the layers.
+    /// The usual Q4_K_M: Q4_K, with Q6_K for the head and for `attn_v` and
+    /// `ffn_down` in half of the layers. The published 17 GB file has a head in
+    /// Q5_K.
     Q4KM,
     /// One encoding for every matrix.
     Uniform(TensorType),

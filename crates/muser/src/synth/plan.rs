@@ -149,16 +149,6 @@ fn row_flags(name: &str) -> &'static str {
     }
 }
 
-/// Name and shape of every tensor of a file, in its order.
-pub fn tensors(shape: &Shape) -> Vec<(String, Vec<u64>)> {
-    let encodings = Encodings {
-        mix: Mix::Uniform(TensorType::F32),
-        head: None,
-    };
-    let all = planned(shape, encodings).into_iter();
-    all.map(|t| (t.info.name, t.info.shape)).collect()
-}
-
 /// Sets every key but the tokenizer's.
 fn describe(metadata: &mut Metadata, shape: &Shape, encodings: Encodings, seed: u64) {
     let arch = shape.arch.name();
