@@ -362,6 +362,41 @@ fn write_npz(path: &Path, names: [&str; 2], tokens: &[i32], logits: &[f32], shap
     writer.finish().expect("written");
 }
 
+/// Lengths whose product is beyond 64 bits, and a header that is no header at all.
+#[test]
+fn golden_headers_that_lie() {
+    use npyz::zip::ZipWriter;
+    use npyz::zip::write::FileOptions;
+    use std::io::Write;
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("golden.npz");
+    let name = path.display().to_string();
+    let check = |header: &str, message: &str| {
+        let mut zip = ZipWriter::new(std::fs::File::create(&path).expect("a file"));
+        for entry in ["tokens_x.npy", "logits_x.npy"] {
+            zip.start_file(entry, FileOptions::default())
+                .expect("an entry");
+            zip.write_all(b"\x93NUMPY\x01\x00").expect("written");
+            let length = u16::try_from(header.len()).expect("a short header");
+            zip.write_all(&length.to_le_bytes()).expect("written");
+            zip.write_all(header.as_bytes()).expect("written");
+        }
+        zip.finish().expect("written");
+        let outcome = muser(&["parity", "--golden", &name]);
+        let start = format!("error: golden file {name}: array tokens_x: {message}");
+        assert!(outcome.stderr.starts_with(&start), "{}", outcome.stderr);
+        assert!(outcome.stderr.len() < 600, "{}", outcome.stderr);
+        assert_eq!(outcome.code, 1);
+    };
+    check(
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (18446744073709551615, \
+         18446744073709551615), }\n",
+        "found shape [18446744073709551615, 18446744073709551615], expected 1 to 2048 tokens",
+    );
+    check(&"(".repeat(60_000), "");
+}
+
 #[test]
 fn bad_golden_archives() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -17,7 +17,7 @@ use super::{Args, Bounds, Session};
 use crate::input::read_text_file;
 use crate::model_file::Kv;
 use crate::terminal::{self, count, print_line};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use gguf::shown;
 use npyz::npz::NpzArchive;
 use npyz::{NpyFile, Order};
@@ -337,6 +337,8 @@ impl Npz {
     fn array(&mut self, key: &str) -> anyhow::Result<NpyFile<impl Read>> {
         let array = self.archive.by_name(key);
         let what = || format!("{}: array {}", self.name, shown(key));
+        // The reader's message quotes the header, which may be long.
+        let array = array.map_err(|error| anyhow!("{}", shown(&error.to_string())));
         let array = array.with_context(what)?;
         array.with_context(|| format!("{} is missing", what()))
     }
