@@ -268,10 +268,19 @@ impl World {
         self.sequences[seq].drop_reserve(&mut self.pool);
         let before = self.state();
         let len = self.sequences[seq].len();
+        let tails = PageClass::ALL.map(|class| self.shared_tail(seq, class));
+        let expected = if reserved > 0 { tails } else { [None; 3] };
         for _ in 0..=again {
             let Ok(copies) = self.sequences[seq].reserve(&mut self.pool, reserved) else {
                 break;
             };
+            let from = |class| copies.iter().find(|copy| copy.class == class);
+            let sources = PageClass::ALL.map(|class| from(class).map(|copy| copy.from));
+            prop_assert_eq!(
+                sources,
+                expected,
+                "copies that may have failed are asked for again"
+            );
             let first = copies.first().map(|copy| copy.class);
             let shared = PageClass::ALL.map(|class| self.shared_tail(seq, class));
             prop_assert_eq!(shared, [None; 3], "what is written is the sequence's own");
@@ -305,6 +314,9 @@ impl World {
         self.model.rows[seq].pop();
         let len = self.sequences[seq].len();
         prop_assert_eq!(len as usize, self.model.rows[seq].len());
+        let tables = PageClass::ALL.map(|class| self.sequences[seq].table(class).len());
+        let n_pages = (len as usize).div_ceil(PAGE_ROWS);
+        prop_assert_eq!(tables, [n_pages; 3], "a page without rows is given back");
         self.append(seq, 1, 1)?;
         if self.sequences[seq].len() == len {
             // No page was free: the row before may see released keys, so that

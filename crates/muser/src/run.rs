@@ -308,7 +308,10 @@ impl Answer {
             done.decode_rate(),
         ));
         if self.content.is_empty() && self.calls.is_empty() {
-            terminal::warn("the answer is empty: generation ended before it began");
+            terminal::warn(&format!(
+                "the answer is empty: {} came before it, then generation ended ({ended})",
+                count(done.n_generated, "token"),
+            ));
         }
     }
 
