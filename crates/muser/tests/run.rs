@@ -218,7 +218,7 @@ fn what_cannot_work_is_refused_before_anything_runs() {
         ),
         ("1024", "--ctx gives more, up to 2048"),
     ] {
-        let outcome = muser(&["run", "--ctx", context, &long]);
+        let outcome = muser(&[&["run", "--ctx", context], &DATE[..], &[&long]].concat());
         assert_eq!(outcome.code, 1);
         let expected = format!(
             "error: the prompt has 3058 tokens, but the context holds {context} and one place \
