@@ -46,6 +46,7 @@ const KEYS: &[(&str, Neutral)] = &[
     ("full_attention_interval", Neutral::Integer(1)),
     ("nextn_predict_layers", Neutral::Integer(0)),
     ("pooling_type", Neutral::Integer(0)),
+    ("rescale_every_n_layers", Neutral::Integer(0)),
     ("residual_scale", Neutral::Float(1.0)),
     ("rope.dimension_count_swa", Neutral::HeadDim),
     ("rope.dimension_sections", Neutral::Never),

@@ -44,6 +44,7 @@ fn keys_that_change_the_computation() {
         ("expert_count", whole(0), whole(8), "8"),
         ("nextn_predict_layers", whole(0), whole(1), "1"),
         ("pooling_type", whole(0), whole(1), "1"),
+        ("rescale_every_n_layers", whole(0), whole(6), "6"),
         ("residual_scale", float(1.0), float(0.22), "0.22"),
         ("rope.dimension_count_swa", whole(16), whole(8), "8"),
         ("rope.scaling.attn_factor", float(1.0), float(0.9), "0.9"),

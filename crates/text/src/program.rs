@@ -63,7 +63,7 @@ pub(crate) fn compile(source: &str) -> Result<(String, HashSet<String>), Error> 
             most_bytes: MOST_SOURCE_BYTES,
         });
     }
-    let source = checked(&without_generation_tags(source))?;
+    let source = checked(source)?;
     let variables = on_deep_stack(|| {
         let environment = environment(&Meter::new());
         let template = environment
@@ -120,6 +120,8 @@ pub(crate) fn run(source: &str, variables: &BTreeMap<String, Value>) -> Result<S
 }
 
 /// Checks the tags of a source, and keeps the compiler from computing products.
+/// Templates made for training wrap the answer in `{% generation %}`, which has no
+/// effect on the text: it becomes a condition that always holds.
 fn checked(source: &str) -> Result<String, Error> {
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
@@ -130,6 +132,16 @@ fn checked(source: &str) -> Result<String, Error> {
         let (token, span) = token.map_err(|error| syntax(&error))?;
         match token {
             Token::TemplateData(_) | Token::BlockStart | Token::VariableStart => n_tokens = 0,
+            Token::Ident(word @ ("generation" | "endgeneration"))
+                if matches!(before, Token::BlockStart) =>
+            {
+                out.push_str(&source[copied..span.start_offset as usize]);
+                out.push_str(match word {
+                    "generation" => "if true",
+                    _ => "endif",
+                });
+                copied = span.end_offset as usize;
+            }
             // An operator, not the `*` of `f(*list)`.
             Token::Mul if !matches!(before, Token::ParenOpen | Token::Comma) => {
                 let at = span.start_offset as usize;
@@ -312,29 +324,4 @@ fn failure(error: &minijinja::Error) -> Error {
     Error::TemplateFailed {
         reason: gguf::shown(&innermost),
     }
-}
-
-/// Templates made for training wrap the answer in `{% generation %}`, which
-/// has no effect on the text.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else {
-            break;
-        };
-        let tag = &rest[start + 2..start + length];
-        let word = tag.trim_matches(['-', '+']).trim();
-        let same_effect = match word {
-            "generation" => tag.replace(word, "if true"),
-            "endgeneration" => tag.replace(word, "endif"),
-            _ => tag.to_owned(),
-        };
-        out.push_str(&rest[..start + 2]);
-        out.push_str(&same_effect);
-        out.push_str("%}");
-        rest = &rest[start + length + 2..];
-    }
-    out.push_str(rest);
-    out
 }

@@ -299,6 +299,11 @@ fn test_and_statement_constructs() {
         "U\n",
     );
     check("{% generation %}x{%- endgeneration -%}\n y", "xy");
+    check("{{ '{% generation %}' }}", "{% generation %}");
+    check(
+        "{% raw %}{% endgeneration %}{% endraw %}",
+        "{% endgeneration %}",
+    );
     check(
         "{{ bos_token }}{{ eos_token }}",
         "<|begin_of_text|><|end_of_text|>",
