@@ -15,10 +15,8 @@
 //! Manual, volume 1, chapter 18.
 
 use super::avx512::Avx512;
-use super::product::{
-    Accumulate, Blocks, Chains, Job, LINE_BYTES, Scratch, Super, SuperColumns, TILE_BLOCKS,
-    prefetch,
-};
+use super::prefetch::{Cache, LINE_BYTES, prefetch};
+use super::product::{Accumulate, Blocks, Chains, Job, Scratch, Super, SuperColumns, TILE_BLOCKS};
 use super::simd::{Rows, Simd};
 use super::{Block, Pairs, SuperBlock};
 use crate::activation::Activations;
@@ -329,7 +327,7 @@ impl<F: Block> Accumulate<Avx512> for BlockTile<'_, F> {
 fn prefetch_row(codes: &[[[i32; 8]; 8]], r: usize) {
     let row = codes.as_ptr().wrapping_add(r).cast::<u8>();
     for line in 0..256 / LINE_BYTES {
-        prefetch(row.wrapping_add(LINE_BYTES * line), true);
+        prefetch(row.wrapping_add(LINE_BYTES * line), Cache::First);
     }
 }
 

@@ -55,6 +55,7 @@ mod avx2;
 mod avx512;
 mod iq4_nl;
 mod iq4_xs;
+mod prefetch;
 mod product;
 mod q2_k;
 mod q3_k;

@@ -5,7 +5,7 @@
 //! f32. What a reader would get wrong: nothing ever adds across lanes, so the
 //! number of lanes cannot change a bit.
 
-/// The bytes of one block of consecutive rows.
+/// The bytes of one block of some rows, equally far apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     start: *const u8,
@@ -54,6 +54,18 @@ impl Rows {
     #[inline(always)]
     pub(crate) fn row_bytes(self) -> usize {
         self.row_bytes
+    }
+
+    /// Bytes of a block.
+    #[inline(always)]
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Where each row's block begins.
+    #[inline(always)]
+    pub(crate) fn starts(&self) -> impl Iterator<Item = *const u8> {
+        (0..self.n_rows).map(|row| self.start.wrapping_add(row * self.row_bytes))
     }
 
     /// The `N` bytes from `at` on of row `row`'s block.
