@@ -16,8 +16,9 @@
 
 use super::avx512::Avx512;
 use super::prefetch::{Cache, LINE_BYTES, prefetch};
-use super::product::{Accumulate, Blocks, Chains, Job, Scratch, Super, SuperColumns, TILE_BLOCKS};
+use super::product::{Blocks, Super, SuperColumns, TILE_BLOCKS};
 use super::simd::{Rows, Simd};
+use super::walk::{Accumulate, Chains, Job, Scratch};
 use super::{Block, Pairs, SuperBlock};
 use crate::activation::Activations;
 use gguf::TensorType;

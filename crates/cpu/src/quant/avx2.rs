@@ -4,8 +4,9 @@
 //! products of a code up to 63 and an activation up to 127 fit, eight-bit codes
 //! come as magnitude and sign, and sums of pairs are kept below 2^15.
 
-use super::product::{Job, Scratch, products32, products256};
+use super::product::{products32, products256};
 use super::simd::{Rows, Simd};
+use super::walk::{Job, Scratch};
 use super::{Block, SuperBlock};
 use gguf::TensorType;
 #[allow(clippy::wildcard_imports)] // some fifty intrinsics, all with their own prefix

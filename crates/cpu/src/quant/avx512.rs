@@ -1,7 +1,8 @@
 //! [`Simd`] with AVX-512: 16 rows, products by VNNI.
 
-use super::product::{Job, Scratch, products32, products256};
+use super::product::{products32, products256};
 use super::simd::{Rows, Simd};
+use super::walk::{Job, Scratch};
 use super::{Block, SuperBlock};
 use gguf::TensorType;
 #[allow(clippy::wildcard_imports)] // some fifty intrinsics, all with their own prefix

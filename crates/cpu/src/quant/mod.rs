@@ -68,11 +68,13 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod simd;
+mod walk;
 
-pub(crate) use product::{BlockColumns, Job, Scratch, SuperColumns};
+pub(crate) use product::{BlockColumns, SuperColumns};
 use product::{scalar32, scalar256};
 pub(crate) use simd::Rows;
 use simd::Simd;
+pub(crate) use walk::{Job, Scratch};
 
 #[cfg(target_arch = "x86_64")]
 use crate::Isa;

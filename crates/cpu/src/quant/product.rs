@@ -1,316 +1,15 @@
-//! The loops over tiles, blocks and activation rows, the same for all
-//! encodings.
-//!
-//! What a reader would get wrong: a segment's sum starts at zero and the total
-//! at minus zero, so that `0 + s` gives the bits of `s` also for a negative zero.
+//! What is done with the blocks of a tile: one row of activations or a few at a time
+//! against codes that are unpacked once.
 
 use super::prefetch::prefetch_ahead;
 use super::simd::{Rows, Scalar, Simd};
+use super::walk::{Accumulate, Chains, Job, Scratch};
 use super::{Block, Codes, Pairs, SuperBlock, Unpacked};
 use crate::activation::Activations;
-use crate::matmul::OutColumns;
 use std::ops::Range;
-
-/// Addresses so far apart fall together in the first cache.
-const CACHE_PERIOD_BYTES: usize = 4096;
-
-/// Segments that a row's blocks are summed in.
-const SEGMENTS: usize = 4;
 
 /// Blocks of 32 that a tile holds.
 pub(super) const TILE_BLOCKS: usize = 8;
-
-/// Tiles that meet a block of activations in turn when there are many rows of
-/// them, so that it comes from the second cache, not the third. Q4_K with 512
-/// rows: 16 tiles 192 GMAC/s, 4 tiles 165, on a core with 2 MiB of second cache.
-const TILES_AT_ONCE: usize = 16;
-
-/// From this many activation rows on.
-const MANY_ROWS: usize = 16;
-
-/// Output rows of a part of a product.
-pub(crate) struct Job<'a> {
-    /// Whole rows, [`Job::row_bytes`] each: at least [`crate::TILE_ROWS`] of them.
-    pub(crate) weights: &'a [u8],
-    /// Bytes of a row.
-    pub(crate) row_bytes: usize,
-    /// Output rows to compute.
-    pub(crate) rows: Range<usize>,
-    /// All activation rows.
-    pub(crate) x: &'a Activations,
-    /// Where to.
-    pub(crate) out: OutColumns<'a>,
-}
-
-/// Sums that wait for their next block: a line of 16 lanes each.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-pub(crate) struct Line(pub(crate) [f32; 16]);
-
-/// Buffers of one thread, kept from one product to the next.
-#[derive(Default)]
-pub(crate) struct Scratch {
-    /// Sums of the current segment, `[tile][activation row]`.
-    segment: Vec<Line>,
-    /// Sums of the segments before, likewise.
-    total: Vec<Line>,
-    /// A decoded row.
-    pub(crate) row: Vec<f32>,
-}
-
-impl Scratch {
-    /// Room for `n` sums.
-    fn grow(&mut self, n: usize) {
-        if self.segment.len() < n {
-            self.segment.resize(n, Line([0.0; 16]));
-            self.total.resize(n, Line([0.0; 16]));
-        }
-    }
-
-    /// Adds a segment without blocks to `n` totals.
-    fn add_nothing(&mut self, n: usize, stage: Stage) {
-        for total in &mut self.total[..n] {
-            for x in &mut total.0 {
-                *x = if stage.is_first_segment {
-                    0.0
-                } else {
-                    *x + 0.0
-                };
-            }
-        }
-    }
-}
-
-/// Where in a row's sum some blocks lie.
-#[derive(Clone, Copy)]
-pub(super) struct Stage {
-    is_first_segment: bool,
-    /// Are they the first of their segment?
-    is_start: bool,
-    /// Are they the last of their segment?
-    is_end: bool,
-}
-
-/// The sums of a tile, a line for each activation row.
-pub(super) struct Chains<'a> {
-    segment: &'a mut [Line],
-    total: &'a mut [Line],
-    stage: Stage,
-}
-
-impl Chains<'_> {
-    /// Activation rows.
-    #[inline(always)]
-    pub(super) fn n_rows(&self) -> usize {
-        self.segment.len()
-    }
-
-    /// The sum of the segment so far of row `r`.
-    #[inline(always)]
-    pub(super) fn load<S: Simd>(&self, s: S, r: usize) -> S::F {
-        match self.stage.is_start {
-            true => s.splat_f32(0.0),
-            false => s.load(&self.segment[r].0),
-        }
-    }
-
-    /// The same, further.
-    #[inline(always)]
-    pub(super) fn store<S: Simd>(&mut self, s: S, r: usize, sum: S::F) {
-        let total = &mut self.total[r].0;
-        match self.stage {
-            Stage { is_end: false, .. } => s.store(sum, &mut self.segment[r].0),
-            Stage {
-                is_first_segment: true,
-                ..
-            } => s.store(sum, total),
-            _ => s.store(s.add_f32(s.load(total), sum), total),
-        }
-    }
-}
-
-/// First block of segment `j` of `n_blocks`.
-fn segment_start(j: usize, n_blocks: usize) -> usize {
-    j * n_blocks / SEGMENTS
-}
-
-/// The output rows of `n` tiles: lane `l` of tile `t` has row
-/// `first + l * apart + t * step`.
-#[derive(Clone, Copy)]
-struct Tiles {
-    first: usize,
-    apart: usize,
-    n: usize,
-    step: usize,
-}
-
-impl Tiles {
-    /// Output row of a lane.
-    #[inline(always)]
-    fn row(self, t: usize, lane: usize) -> usize {
-        self.first + lane * self.apart + t * self.step
-    }
-}
-
-impl Job<'_> {
-    /// Walks the job's tiles, block by block or some blocks of a segment at once,
-    /// and writes their sums.
-    ///
-    /// With few rows of activations memory bounds: tiles go one by one, and each
-    /// lane reads consecutive rows, so that the processor sees as many streams as
-    /// lanes, each front to back. With many, tiles of neighbouring rows go together.
-    #[inline(always)]
-    pub(super) fn walk<S: Simd, A: Accumulate<S>>(
-        &self,
-        s: S,
-        accumulate: &mut A,
-        scratch: &mut Scratch,
-    ) {
-        let n_rows = self.weights.len() / self.row_bytes;
-        assert!(
-            n_rows >= S::LANES && self.rows.end <= n_rows,
-            "rows of a job"
-        );
-        let mut first = self.rows.start;
-        while first < self.rows.end {
-            let left = self.rows.end - first;
-            let (apart, n, step) = if left < S::LANES {
-                (1, 1, 1)
-            } else if self.x.n_rows() < MANY_ROWS {
-                let apart = self.rows_apart::<S>(left / S::LANES);
-                (apart, apart, 1)
-            } else {
-                (1, (left / S::LANES).min(TILES_AT_ONCE), S::LANES)
-            };
-            // The last tile of a matrix is moved up to end with it.
-            let tiles = Tiles {
-                first: first.min(n_rows - S::LANES),
-                apart,
-                n,
-                step,
-            };
-            if step == 1 {
-                for t in 0..n {
-                    let first = tiles.row(t, 0);
-                    let tile = Tiles {
-                        first,
-                        n: 1,
-                        ..tiles
-                    };
-                    self.add_tiles(s, accumulate, scratch, tile);
-                }
-            } else {
-                self.add_tiles(s, accumulate, scratch, tiles);
-            }
-            first += n * S::LANES;
-        }
-    }
-
-    /// Rows from one lane to the next, at most `most`, such that what the lanes read
-    /// at a time does not fall together in the first cache. 32 rows apart (16 lanes 36 KiB
-    /// apart) Q4_K comes at 85 % of the plain read speed, 31 apart at 94 %.
-    #[inline(always)]
-    fn rows_apart<S: Simd>(&self, most: usize) -> usize {
-        let least = CACHE_PERIOD_BYTES / (2 * S::LANES);
-        let is_spread = |apart: &usize| {
-            (1..S::LANES).all(|lanes| {
-                let at = lanes * apart * self.row_bytes % CACHE_PERIOD_BYTES;
-                (least..=CACHE_PERIOD_BYTES - least).contains(&at)
-            })
-        };
-        let most = most.min(Rows::MAX_ROW_BYTES / self.row_bytes);
-        // Shorter streams would cost more than lanes that meet now and then.
-        let found = (most / 2 + 1..=most).rev().find(is_spread);
-        found.unwrap_or(most)
-    }
-
-    /// Computes and writes tiles, block by block of all of them.
-    #[inline(always)]
-    fn add_tiles<S: Simd, A: Accumulate<S>>(
-        &self,
-        s: S,
-        accumulate: &mut A,
-        scratch: &mut Scratch,
-        tiles: Tiles,
-    ) {
-        let n_x = self.x.n_rows();
-        let n_sums = tiles.n * n_x;
-        scratch.grow(n_sums);
-        let n_blocks = self.row_bytes / A::BLOCK_BYTES;
-        for j in 0..SEGMENTS {
-            let (begin, end) = (segment_start(j, n_blocks), segment_start(j + 1, n_blocks));
-            let mut stage = Stage {
-                is_first_segment: j == 0,
-                is_start: true,
-                is_end: false,
-            };
-            if begin == end {
-                scratch.add_nothing(n_sums, stage);
-            }
-            let mut b = begin;
-            while b < end {
-                let next = (b + A::BLOCKS).min(end);
-                stage.is_end = next == end;
-                for t in 0..tiles.n {
-                    let chains = Chains {
-                        segment: &mut scratch.segment[t * n_x..][..n_x],
-                        total: &mut scratch.total[t * n_x..][..n_x],
-                        stage,
-                    };
-                    let at = tiles.row(t, 0) * self.row_bytes + b * A::BLOCK_BYTES;
-                    let start = self.weights[at..].as_ptr();
-                    let apart_bytes = tiles.apart * self.row_bytes;
-                    // SAFETY: the lanes' rows are whole rows of `weights` (`walk`), a row
-                    // has `n_blocks` blocks, and `rows_apart` keeps the distance.
-                    let rows = unsafe { Rows::new::<S>(start, apart_bytes, A::BLOCK_BYTES) };
-                    if tiles.n == 1 {
-                        prefetch_ahead(&rows, next - b);
-                    }
-                    accumulate.add(s, rows, b..next, self.x, chains);
-                }
-                stage.is_start = false;
-                b = next;
-            }
-        }
-        // Row by row, so that the tiles of a row are written one after the other.
-        for r in 0..n_x {
-            for t in 0..tiles.n {
-                self.write::<S>(tiles, t, r, &scratch.total[t * n_x + r]);
-            }
-        }
-    }
-
-    /// Writes a tile's output rows of activation row `r`.
-    #[inline(always)]
-    fn write<S: Simd>(&self, tiles: Tiles, t: usize, r: usize, sums: &Line) {
-        let first = tiles.row(t, 0);
-        let is_inside = self.rows.start <= first && first + S::LANES <= self.rows.end;
-        if tiles.apart == 1 && S::LANES == sums.0.len() && is_inside {
-            // SAFETY: whoever made the job keeps the columns `rows` to it.
-            return unsafe { self.out.write_line(r, first, &sums.0) };
-        }
-        for lane in 0..S::LANES {
-            let row = tiles.row(t, lane);
-            // A tile that was moved up has rows of the tile before it.
-            if self.rows.contains(&row) {
-                // SAFETY: likewise.
-                unsafe { self.out.write(r, row, &sums.0[lane..=lane]) }
-            }
-        }
-    }
-}
-
-/// What is done with blocks of a tile.
-pub(super) trait Accumulate<S: Simd> {
-    /// Bytes of a block.
-    const BLOCK_BYTES: usize;
-    /// Blocks taken at once.
-    const BLOCKS: usize;
-
-    /// Adds the products of `blocks`, the first of which is at `rows`, to a sum
-    /// for each row of `x`.
-    fn add(&mut self, s: S, rows: Rows, blocks: Range<usize>, x: &Activations, sums: Chains<'_>);
-}
 
 /// Calls `$step` with 8, 4, 2 or 1 columns at a time until all are done.
 macro_rules! by_columns {
@@ -372,9 +71,13 @@ impl<S: Simd, F: SuperBlock> Super<S, F> {
         let head = F::head(s, rows);
         let mut kept = [s.splat(0); 8];
         self.codes[0] = F::part(s, rows, &head, 0, &mut kept);
+        prefetch_ahead(rows, F::BYTES, (0, 4));
         self.codes[1] = F::part(s, rows, &head, 1, &mut kept);
+        prefetch_ahead(rows, F::BYTES, (1, 4));
         self.codes[2] = F::part(s, rows, &head, 2, &mut kept);
+        prefetch_ahead(rows, F::BYTES, (2, 4));
         self.codes[3] = F::part(s, rows, &head, 3, &mut kept);
+        prefetch_ahead(rows, F::BYTES, (3, 4));
         for part in 0..4 {
             for r in 0..2 {
                 self.scales[part][r] = scales::<S, F>(s, &head, F::runs(part)[r]);
@@ -425,54 +128,83 @@ impl<S: Simd, F: SuperBlock> Accumulate<S> for Super<S, F> {
     ) {
         let n = sums.n_rows();
         let x = x.super_block(blocks.start);
-        if n == 1 {
-            return add_single::<S, F>(s, &rows, &x, &mut sums);
+        // More would not stay in the registers.
+        let has_room = F::GROUP == 32 && S::COLUMNS >= 8;
+        match n {
+            1 => return add_few::<S, F, 1>(s, &rows, &x, &mut sums),
+            2 if has_room => return add_few::<S, F, 2>(s, &rows, &x, &mut sums),
+            3 if has_room => return add_few::<S, F, 3>(s, &rows, &x, &mut sums),
+            4 if has_room => return add_few::<S, F, 4>(s, &rows, &x, &mut sums),
+            _ => {}
         }
         self.unpack(s, &rows);
         by_columns!(S, n, |at| add_super(s, self, &x, at, &mut sums));
     }
 }
 
-/// Adds the product of a block with the only row of activations to its sum.
+/// Adds the product of a block with the only `C` rows of activations to their sums.
 /// Nothing of the tile is stored: a store whose address differs from a load of
 /// weights by a multiple of 4 KiB delays it.
 #[inline(always)]
-fn add_single<S: Simd, F: SuperBlock>(
+fn add_few<S: Simd, F: SuperBlock, const C: usize>(
     s: S,
     rows: &Rows,
     x: &SuperColumns<'_>,
     sums: &mut Chains<'_>,
 ) {
+    // With one, the next block's arithmetic overlaps already, and registers are scarce.
+    if C == 1 {
+        prefetch_ahead(rows, F::BYTES, (0, 1));
+    }
     let head = F::head(s, rows);
     let mut kept = [s.splat(0); 8];
-    let mut dot = [s.splat(0)];
+    let mut dots = [s.splat(0); C];
+    let x_codes: &[[[i32; 8]; 8]; C] = columns(x.codes, 0);
     let codes = F::part(s, rows, &head, 0, &mut kept);
-    single_part::<S, F>(s, &mut dot, &head, &codes, 0, &x.codes[0]);
+    if C > 1 {
+        prefetch_ahead(rows, F::BYTES, (0, 4));
+    }
+    add_part::<S, F, C>(s, &mut dots, &head, &codes, 0, x_codes);
     let codes = F::part(s, rows, &head, 1, &mut kept);
-    single_part::<S, F>(s, &mut dot, &head, &codes, 1, &x.codes[0]);
+    if C > 1 {
+        prefetch_ahead(rows, F::BYTES, (1, 4));
+    }
+    add_part::<S, F, C>(s, &mut dots, &head, &codes, 1, x_codes);
     let codes = F::part(s, rows, &head, 2, &mut kept);
-    single_part::<S, F>(s, &mut dot, &head, &codes, 2, &x.codes[0]);
+    if C > 1 {
+        prefetch_ahead(rows, F::BYTES, (2, 4));
+    }
+    add_part::<S, F, C>(s, &mut dots, &head, &codes, 2, x_codes);
     let codes = F::part(s, rows, &head, 3, &mut kept);
-    single_part::<S, F>(s, &mut dot, &head, &codes, 3, &x.codes[0]);
-    let mut min = [s.splat(0)];
+    if C > 1 {
+        prefetch_ahead(rows, F::BYTES, (3, 4));
+    }
+    add_part::<S, F, C>(s, &mut dots, &head, &codes, 3, x_codes);
+    let mut minima = [s.splat(0); C];
     if F::pairs(s) != Pairs::None {
         let to = if F::pairs(s) == Pairs::Minima {
-            &mut min
+            &mut minima
         } else {
-            &mut dot
+            &mut dots
         };
         for p in 0..128 / F::GROUP {
-            let x = if F::GROUP == 16 {
-                x.sums16[0][p]
-            } else {
-                x.sums32[0][p]
-            };
-            to[0] = s.add_pairs(to[0], F::pair(s, &head, p), x);
+            let pair = F::pair(s, &head, p);
+            each_column!(c < C, {
+                let x = if F::GROUP == 16 {
+                    x.sums16[c][p]
+                } else {
+                    x.sums32[c][p]
+                };
+                to[c] = s.add_pairs(to[c], pair, x);
+            });
         }
     }
-    let (d, dmin) = F::factors(s, &head);
-    let sum = add_to_chain::<S, F>(s, (d, dmin), (dot[0], min[0]), x.dy[0], sums.load(s, 0));
-    sums.store(s, 0, sum);
+    let factors = F::factors(s, &head);
+    each_column!(c < C, {
+        let integers = (dots[c], minima[c]);
+        let sum = add_to_chain::<S, F>(s, factors, integers, x.dy[c], sums.load(s, c));
+        sums.store(s, c, sum);
+    });
 }
 
 /// Scales of the halves of run `run`.
@@ -488,20 +220,31 @@ fn scales<S: Simd, F: SuperBlock>(s: S, head: &F::Head<S>, run: usize) -> [S::I;
     }
 }
 
-/// Adds the integer products of a part with one row of activations.
+/// Adds the integer products of a part with `C` rows of activations.
 #[inline(always)]
-fn single_part<S: Simd, F: SuperBlock>(
+fn add_part<S: Simd, F: SuperBlock, const C: usize>(
     s: S,
-    dot: &mut [S::I; 1],
+    dots: &mut [S::I; C],
     head: &F::Head<S>,
     codes: &Codes<S>,
     part: usize,
-    x: &[[i32; 8]; 8],
+    x_codes: &[[[i32; 8]; 8]; C],
 ) {
     for (codes, run) in codes.iter().zip(F::runs(part)) {
         let scales = scales::<S, F>(s, head, run);
-        s.add_scaled(dot, codes, &[&x[run]], scales, (F::GROUP, F::MAX_CODE));
+        let x = runs(x_codes, run);
+        s.add_scaled(dots, codes, &x, scales, (F::GROUP, F::MAX_CODE));
     }
+}
+
+/// Run `run` of each column.
+#[inline(always)]
+fn runs<const C: usize>(x_codes: &[[[i32; 8]; 8]; C], run: usize) -> [&[i32; 8]; C] {
+    let mut x = [&x_codes[0][run]; C];
+    each_column!(c < C, {
+        x[c] = &x_codes[c][run];
+    });
+    x
 }
 
 /// `sum = fma(dy, t, sum)` of a super-block with `d, dmin` and `I_b, M_b`.
@@ -548,10 +291,7 @@ fn add_super<S: Simd, F: SuperBlock, const C: usize>(
     for part in 0..4 {
         for (r, run) in F::runs(part).into_iter().enumerate() {
             let (codes, scales) = (&tile.codes[part][r], tile.scales[part][r]);
-            let mut x = [&x_codes[0][run]; C];
-            each_column!(c < C, {
-                x[c] = &x_codes[c][run];
-            });
+            let x = runs(x_codes, run);
             s.add_scaled(&mut dots, codes, &x, scales, (F::GROUP, F::MAX_CODE));
         }
     }
@@ -620,6 +360,7 @@ impl<S: Simd, F: Block> Blocks<S, F> {
     #[inline(always)]
     pub(super) fn unpack(&mut self, s: S, rows: &Rows, n_blocks: usize) -> &[Unpacked<S>] {
         for j in 0..n_blocks {
+            prefetch_ahead(rows, n_blocks * F::BYTES, (j, n_blocks));
             // SAFETY: so many blocks are there.
             let rows = unsafe { rows.skip(j) };
             self.tile[j] = F::unpack(s, &rows);
@@ -671,6 +412,7 @@ impl<S: Simd, F: Block> Accumulate<S> for Blocks<S, F> {
         if n == 1 {
             // In turn, as above.
             let mut chain = [sums.load(s, 0)];
+            prefetch_ahead(&rows, n_blocks * F::BYTES, (0, 1));
             for (j, b) in blocks.enumerate() {
                 // SAFETY: `rows` are the first of `n_blocks` blocks of whole rows.
                 let rows = unsafe { rows.skip(j) };

@@ -12,6 +12,8 @@ pub(crate) struct Rows {
     n_rows: usize,
     row_bytes: usize,
     block_bytes: usize,
+    /// Are the rows walked from front to end?
+    is_walked: bool,
 }
 
 impl Rows {
@@ -32,6 +34,16 @@ impl Rows {
             n_rows: S::LANES,
             row_bytes,
             block_bytes,
+            is_walked: false,
+        }
+    }
+
+    /// The same, on a walk from the front of the rows to their end.
+    #[inline(always)]
+    pub(crate) fn walked(self) -> Rows {
+        Rows {
+            is_walked: true,
+            ..self
         }
     }
 
@@ -56,16 +68,17 @@ impl Rows {
         self.row_bytes
     }
 
-    /// Bytes of a block.
+    /// Are the rows walked from front to end?
     #[inline(always)]
-    pub(crate) fn block_bytes(&self) -> usize {
-        self.block_bytes
+    pub(crate) fn is_walked(&self) -> bool {
+        self.is_walked
     }
 
-    /// Where each row's block begins.
+    /// Where the blocks of the rows begin that are part `part` of `n_parts`.
     #[inline(always)]
-    pub(crate) fn starts(&self) -> impl Iterator<Item = *const u8> {
-        (0..self.n_rows).map(|row| self.start.wrapping_add(row * self.row_bytes))
+    pub(crate) fn starts(&self, part: usize, n_parts: usize) -> impl Iterator<Item = *const u8> {
+        let bound = |part: usize| part * self.n_rows / n_parts;
+        (bound(part)..bound(part + 1)).map(|row| self.start.wrapping_add(row * self.row_bytes))
     }
 
     /// The `N` bytes from `at` on of row `row`'s block.
