@@ -11,6 +11,7 @@ mod report;
 mod workload;
 
 use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
+use crate::output::check_writable;
 use crate::terminal;
 use anyhow::{Context, bail};
 use model::kv::KvLayout;
@@ -81,6 +82,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let works = args.works()?;
+    args.plot.as_deref().map_or(Ok(()), check_writable)?;
     let file = args.load.open(&args.model)?;
     let longest = works
         .iter()

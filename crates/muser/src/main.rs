@@ -7,6 +7,7 @@ mod input;
 mod inspect;
 mod interrupt;
 mod model_file;
+mod output;
 mod parity;
 mod run;
 mod sampling;

@@ -157,6 +157,20 @@ impl MemoryArgs {
         Ok(())
     }
 
+    /// Where the weights of `file` lie, for start lines.
+    pub fn describe(&self, file: &ModelFile) -> &'static str {
+        if file.is_bundled {
+            return "weights in the program";
+        }
+        match (self.no_mmap, self.prefetch, self.mlock) {
+            (true, _, false) => "weights read into memory",
+            (true, _, true) => "weights read into memory, locked",
+            (false, false, false) => "weights mapped",
+            (false, true, false) => "weights mapped, prefetched",
+            (false, _, true) => "weights mapped, locked",
+        }
+    }
+
     /// Warns if weights and `kv_bytes` of keys and values do not fit the memory.
     fn warn_if_short(&self, file: &ModelFile, kv_bytes: u64) {
         let mut system = sysinfo::System::new();

@@ -170,9 +170,10 @@ fn print_start(args: &Args, file: &ModelFile, engine: &Engine, sampling: &Sampli
         None => file.name.clone(),
     };
     remark(&format!(
-        "{title} | {} | {} | kv {} | context {} | {} beside the weights | {} ({})",
+        "{title} | {} | {} | {} | kv {} | context {} | {} beside the weights | {} ({})",
         model.config().architecture.name(),
         model.caps().device,
+        args.load.memory.describe(file),
         model.capacity().layout.ty,
         engine.n_ctx(),
         terminal::bytes(model.capacity().bytes()),

@@ -4,6 +4,7 @@
 //! can be more than an unclocked pass takes.
 
 use crate::model_file::{Device, LoadArgs, ModelArgs, ModelFile};
+use crate::output::check_writable;
 use crate::terminal;
 use anyhow::{Context, bail};
 use model::{
@@ -47,6 +48,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.rows == 0 || args.repetitions == 0 {
         bail!("--rows and --repetitions: found 0, expected 1 or more");
     }
+    args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let file = args.load.open(&args.model)?;
     match args.load.device {
         Device::Cpu => args.walk(args.load.cpu.device()?, &file),
@@ -185,7 +187,11 @@ fn merge(passes: &[Vec<Call>]) -> Vec<Step> {
 
 /// A whole walk, ready to print.
 struct Walk {
-    title: String,
+    model: String,
+    device: String,
+    n_rows: usize,
+    depth: usize,
+    repetitions: usize,
     steps: Vec<Step>,
     total: Duration,
 }
@@ -193,17 +199,26 @@ struct Walk {
 impl Walk {
     fn new(file: &ModelFile, device: &str, args: &Args, steps: Vec<Step>) -> Walk {
         Walk {
-            title: format!(
-                "{} on {device}: {} row(s) at depth {}, median of {}",
-                file.name, args.rows, args.depth, args.repetitions
-            ),
+            model: file.name.clone(),
+            device: device.to_string(),
+            n_rows: args.rows,
+            depth: args.depth,
+            repetitions: args.repetitions,
             total: steps.iter().map(|s| s.time).sum(),
             steps,
         }
     }
 
     fn table(&self) -> String {
-        let mut lines = vec![self.title.clone(), String::new()];
+        let title = format!(
+            "{} on {}: {} at depth {}, median of {}",
+            self.model,
+            self.device,
+            terminal::count(self.n_rows, "row"),
+            self.depth,
+            self.repetitions
+        );
+        let mut lines = vec![title, String::new()];
         lines.push(format!(
             "{:<21} {:<34} {:<22} {:>12} {:>5} {:>11} {:>10} {:>6} {:>7}",
             "operation", "tensors", "kernel", "shape", "calls", "bytes", "us", "share", "GB/s"
@@ -251,7 +266,11 @@ impl Walk {
             })
         };
         json!({
-            "title": self.title,
+            "model": self.model,
+            "device": self.device,
+            "rows": self.n_rows,
+            "depth": self.depth,
+            "repetitions": self.repetitions,
             "total_us": self.total.as_secs_f64() * 1e6,
             "steps": self.steps.iter().map(step).collect::<Vec<Value>>(),
         })

@@ -108,6 +108,7 @@ fn a_walk_names_every_operation_of_a_token() {
         "walk", "--device", "cpu", "--depth", "20", "-r", "1", "--json", "--trace", &path,
     ];
     let report = json(&args);
+    assert_eq!((&report["rows"], &report["depth"]), (&1.into(), &20.into()));
     let steps = report["steps"].as_array().expect("steps");
     let find = |op: &str| steps.iter().find(|s| s["op"] == op).expect(op);
     assert_eq!(find("qkv_gate")["calls"], 8);
@@ -133,4 +134,16 @@ fn a_walk_names_every_operation_of_a_token() {
     let events = trace["traceEvents"].as_array().expect("events");
     let calls = steps.iter().map(|s| s["calls"].as_u64().expect("calls"));
     assert_eq!(events.len() as u64, calls.sum::<u64>());
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_known_before_the_work() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().display().to_string();
+    let message = format!("cannot write {path}: found a folder, expected a file");
+    check_error(&["bench", "--plot", &path], b"", &message);
+    check_error(&["walk", "--trace", &path], b"", &message);
+    let lost = folder.path().join("lost/speed.svg").display().to_string();
+    let message = format!("cannot write {lost}: No such file or directory (os error 2)");
+    check_error(&["bench", "--plot", &lost], b"", &message);
 }
