@@ -5,12 +5,13 @@
 
 mod common;
 
-use common::{Noise, cpu, distance, isas, tensor};
+use common::{cpu, isas};
 use cpu::{Buf, Cpu, Isa, Kv};
 use gguf::TensorType;
 use model::backend::{Attention, KvLayer, RowSet};
 use model::kv::{ClassLayout, KvLayout};
 use model::{Backend, Input, KvType, PAGE_ROWS, PageClass, PageId, Row, Step};
+use testing::{Noise, distance, tensor};
 
 const HEAD_DIM: usize = 16;
 const N_HEAD_KV: usize = 2;

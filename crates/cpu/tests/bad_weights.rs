@@ -3,14 +3,15 @@
 
 mod common;
 
-use common::{bundled, cpu, isas, loaded, pool_of, testdata};
+use common::{cpu, isas};
 use gguf::{Bytes, Gguf, TensorType};
-use model::{Batch, Forward, KvType, RowOutput, SequencePages, Want};
+use model::{Batch, Forward, Options, RowOutput, SequencePages, Want};
 use std::path::Path;
+use testing::{bundled, loaded, open, pool_of, testdata};
 
 /// The file at `path` with `bits` for the first scale of the first block of `tensor`.
 fn with_scale(path: &Path, tensor: &str, bits: u16) -> Gguf {
-    let whole = common::open(path);
+    let whole = open(path);
     let mut bytes = std::fs::read(path).expect("readable");
     let data = &whole
         .tensor(tensor)
@@ -27,7 +28,7 @@ fn with_scale(path: &Path, tensor: &str, bits: u16) -> Gguf {
 
 /// Logits of `n_rows` tokens, each row finite or not.
 fn are_finite(file: &Gguf, isa: cpu::Isa, n_rows: usize) -> Vec<bool> {
-    let mut model = loaded(cpu(isa, 2), file, KvType::F16);
+    let mut model = loaded(cpu(isa, 2), file, Options::default());
     let mut pool = pool_of(&model);
     let tokens: Vec<u32> = (1..=n_rows as u32).collect();
     let mut pages = SequencePages::new();
@@ -66,10 +67,6 @@ fn scales_that_are_no_numbers() {
                 );
             }
         }
-        assert_eq!(
-            are_finite(&common::open(&nano), isa, 20),
-            [true; 20],
-            "{isa}"
-        );
+        assert_eq!(are_finite(&open(&nano), isa, 20), [true; 20], "{isa}");
     }
 }

@@ -6,7 +6,7 @@
 mod common;
 
 use common::plain::Plain;
-use common::{Noise, cpu, distance, isas, tensor};
+use common::{cpu, isas};
 use cpu::Isa;
 use gguf::TensorType;
 use model::backend::{Attention, BlockAttention, BlockWindow, KvLayer, RowSet};
@@ -15,6 +15,7 @@ use model::{
     Backend, Input, KvType, PageClass, PageId, Pairing, Reference, Rope, RopeScaling, Row,
     RowOutput, Step, Want,
 };
+use testing::{Noise, distance, tensor};
 
 /// Sizes of a suite.
 #[derive(Clone, Copy, Debug)]

@@ -8,14 +8,15 @@
 mod common;
 
 use common::plain::Plain;
-use common::{
-    append, bundled, cpu, distance, first_difference, full, isas, loaded, open, pool_of, testdata,
-};
+use common::{cpu, isas};
 use cpu::{Cpu, Isa};
 use gguf::Gguf;
 use model::{
-    Backend, Batch, DraftRequest, Forward, KvType, Model, PageClass, PagePool, SequencePages, Want,
-    WindowConvention,
+    Backend, Batch, DraftRequest, Forward, KvType, Model, Options, PageClass, PagePool,
+    SequencePages, Want, WindowConvention,
+};
+use testing::{
+    Golden, append, bundled, distance, first_difference, full, loaded, open, pool_of, testdata,
 };
 
 type Logits = Vec<Vec<f32>>;
@@ -28,7 +29,8 @@ struct Lab<B: Backend> {
 
 impl<B: Backend> Lab<B> {
     fn new(be: B, file: &Gguf, kv: KvType) -> Lab<B> {
-        let model = loaded(be, file, kv);
+        let kv_bytes = 512 << 20;
+        let model = loaded(be, file, Options { kv, kv_bytes });
         let pool = pool_of(&model);
         Lab { model, pool }
     }
@@ -400,20 +402,16 @@ fn drafts_do_not_depend_on_the_route() {
 /// The golden arrays of an oracle file against the widest instruction set.
 fn check_golden(name: &str, kind: &str, max_abs: f64, relative_rms: f64) {
     let file = open(&testdata(&format!("oracle/text-{name}-{kind}.gguf")));
-    let path = testdata(&format!("oracle/golden-text-{name}-{kind}.npz"));
-    let mut zip = npyz::npz::NpzArchive::open(&path).expect("a golden file");
+    let mut golden = Golden::open(&format!("oracle/golden-text-{name}-{kind}.npz"));
     let mut lab = Lab::new(cpu(Isa::detect(), 2), &file, KvType::F32);
     for (sequence, key) in [("short", "logits_short"), ("long", "logits_long")] {
-        let array = zip.by_name(&format!("tokens_{sequence}")).expect("an npz");
-        let tokens: Vec<i32> = array.expect("tokens").into_vec().expect("i32");
-        let tokens: Vec<u32> = tokens.into_iter().map(|t| t as u32).collect();
+        let tokens = golden.tokens(&format!("tokens_{sequence}"));
         let last = format!("{key}_last8");
-        let key = match zip.array_names().any(|n| n == last) {
+        let key = match golden.has(&last) {
             true => &last,
             false => key,
         };
-        let array = zip.by_name(key).expect("an npz");
-        let expected: Vec<f32> = array.expect("logits").into_vec().expect("f32");
+        let (_, expected) = golden.floats(key);
         let found = lab.in_chunks(&tokens, 64).concat();
         let (max, rms) = distance(&found[found.len() - expected.len()..], &expected);
         assert!(

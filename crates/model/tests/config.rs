@@ -3,12 +3,12 @@
 mod common;
 
 use common::keys::{dflash, llama, muse_glimmer, read, read_drafter, refused, with};
-use common::rebuild::text;
 use gguf::{Array, Metadata, Value};
 use model::backend::BlockWindow;
 use model::{
     Architecture, DrafterConfig, KvType, PageClass, Pairing, Rope, RopeScaling, WindowConvention,
 };
+use testing::text;
 
 #[test]
 fn muse_glimmer_keys() {

@@ -4,13 +4,10 @@
 //! (Jiang et al. 2023), linear scaling (Chen et al. 2023), YaRN (Peng et al.
 //! 2023). Whole files are made here, from weights to keys.
 
-mod common;
-
-use common::rebuild::{Parts, Tensor, text, tokens};
-use common::{EXACT, distance, logits, reference, same_bits};
 use gguf::{Gguf, Metadata, Value};
 use model::{KvType, Model, Options, Reference};
 use std::f64::consts::PI;
+use testing::{EXACT, Parts, Tensor, distance, logits, reference, same_bits, text, tokens};
 
 const N_LAYER: usize = 3;
 const D: usize = 24;

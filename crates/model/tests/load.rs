@@ -1,18 +1,16 @@
 //! What a file's tensors must be, with the exact messages; what target and
 //! drafter must have in common; and what a loaded model refuses to compute.
 
-mod common;
-
-use common::rebuild::{Parts, Tensor, changed, tokens};
-use common::{
-    EXACT, append, bundled, distance, full, logits, open, pool_of, reference, same_bits, testdata,
-};
 use gguf::{Array, Gguf, TensorType, Value};
 use model::backend::PageData;
 use model::kv::PageCopy;
 use model::{
     Batch, DraftRequest, Error, Forward, Input, Model, PageClass, PageId, Reference, Row,
     SequencePages, Want, WindowConvention, vocabulary_digest,
+};
+use testing::{
+    EXACT, Parts, Tensor, append, bundled, changed, distance, full, logits, open, pool_of,
+    reference, same_bits, testdata, tokens,
 };
 
 const TOKENS: [u32; 12] = [400, 17, 33, 250, 3, 99, 128, 7, 311, 42, 5, 61];

@@ -5,15 +5,14 @@
 mod common;
 
 use common::mutant::{Mutant, Mutation};
-use common::rebuild::{Parts, changed};
-use common::{
-    DRAFT_LIMITS, EXACT, Golden, TEXT_LIMITS, append, distance, full, logits, open, pool_of,
-    testdata,
-};
 use gguf::{Array, Gguf, Value};
 use model::{
     Config, DraftRequest, Forward, LayerConfig, Model, PageClass, Pairing, Rope, RopeScaling,
     SequencePages, Want, WindowConvention,
+};
+use testing::{
+    DRAFT_LIMITS, EXACT, Golden, Parts, TEXT_LIMITS, append, changed, distance, full, logits, open,
+    pool_of, testdata,
 };
 
 /// A mistake moves the logits at least this many limits away.
@@ -43,7 +42,7 @@ impl Case {
         let be = Mutant::new(self.mutation);
         let model = Model::load_as(be, &self.file, self.config.clone(), EXACT);
         let mut model = model.unwrap_or_else(|e| panic!("{e}"));
-        let mut golden = Golden::open("golden-text-nano-f32.npz");
+        let mut golden = Golden::open("oracle/golden-text-nano-f32.npz");
         let tokens = golden.tokens("tokens_long");
         let (_, expected) = golden.floats("logits_long");
         let found = logits(&mut model, &tokens, 64).concat();
@@ -223,7 +222,7 @@ fn gate_and_feed_forward() {
 #[test]
 fn gate_after_the_output_projection() {
     let file = open(&testdata("oracle/text-kq-q4km.gguf"));
-    let mut golden = Golden::open("golden-text-kq-q4km.npz");
+    let mut golden = Golden::open("oracle/golden-text-kq-q4km.npz");
     let tokens = golden.tokens("tokens_short");
     let (_, expected) = golden.floats("logits_short");
     let compare = |mutation| {
@@ -256,7 +255,7 @@ fn draft_distance(
     let target = open(&testdata("oracle/text-nano-f32.gguf"));
     let drafter = open(&testdata("oracle/dflash-nano-f32.gguf"));
     let drafter = changed(&drafter, change);
-    let mut golden = Golden::open("golden-draft-nano.npz");
+    let mut golden = Golden::open("oracle/golden-draft-nano.npz");
     let (shape, expected) = golden.floats(golden_key);
     let model = Model::load(Mutant::new(mutation), &target, EXACT);
     let mut model = model.unwrap_or_else(|e| panic!("{e}"));

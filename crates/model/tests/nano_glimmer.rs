@@ -2,14 +2,12 @@
 //! the dequantized weights: greedy text, log-probabilities, captured features
 //! and the drafter's greedy rounds.
 
-mod common;
-
-use common::{EXACT, bundled, full, open, pool_of, read_to_string, reference, testdata};
 use model::{
     Batch, DraftRequest, Forward, KvType, Model, Options, PagePool, Reference, RowOutput,
     SequencePages, Want, WindowConvention,
 };
 use serde_json::Value;
+use testing::{EXACT, bundled, full, open, pool_of, read_to_string, reference, testdata};
 
 /// Two candidates closer than this may change places in another rounding.
 const NEAR_TIE: f32 = 0.05;

@@ -6,13 +6,13 @@ mod common;
 use common::oracle_weights::{
     A, B, DRAFT_A, DRAFT_NANO, KQ, NANO, TextShape, draft_plan, manifest_digest, sha256, text_plan,
 };
-use common::{
-    DRAFT_LIMITS, EXACT, Golden, Limits, TEXT_LIMITS, append, distance, full, logits, open,
-    pool_of, reference, testdata,
-};
 use gguf::{Gguf, TensorType};
 use model::{
     DraftRequest, Forward, KvType, Model, Options, Reference, SequencePages, Want, WindowConvention,
+};
+use testing::{
+    DRAFT_LIMITS, EXACT, Golden, Limits, TEXT_LIMITS, append, distance, full, logits, open,
+    pool_of, reference, testdata,
 };
 
 #[track_caller]
@@ -24,7 +24,7 @@ fn check(limits: Limits, what: &str, found: &[f32], golden: &[f32]) {
 
 /// Compares every golden array of `golden-text-NAME-KIND.npz` with `file`.
 fn check_text(file: &Gguf, name: &str, kind: &str) {
-    let mut golden = Golden::open(&format!("golden-text-{name}-{kind}.npz"));
+    let mut golden = Golden::open(&format!("oracle/golden-text-{name}-{kind}.npz"));
     let mut model = reference(file, EXACT);
     let sequences: &[&str] = match kind {
         "f32" => &["one", "short", "edge", "long"],
@@ -133,7 +133,7 @@ fn generator_makes_the_stored_files() {
 #[test]
 fn f16_keys_and_values_stay_near() {
     let file = open(&testdata("oracle/text-nano-f32.gguf"));
-    let mut golden = Golden::open("golden-text-nano-f32.npz");
+    let mut golden = Golden::open("oracle/golden-text-nano-f32.npz");
     let options = Options {
         kv: KvType::F16,
         ..EXACT
@@ -158,7 +158,7 @@ fn f16_keys_and_values_stay_near() {
 
 /// The drafter's logits under both windows, and its features.
 fn check_drafter(target: &Gguf, drafter: &Gguf, name: &str) {
-    let mut golden = Golden::open(&format!("golden-draft-{name}.npz"));
+    let mut golden = Golden::open(&format!("oracle/golden-draft-{name}.npz"));
     let tokens = golden.tokens("context_tokens");
     let anchor = golden.number("anchor") as u32;
     for convention in [WindowConvention::Below, WindowConvention::Within] {

@@ -1,10 +1,6 @@
 //! What is read back of a pass, value by value: the cap, the choice of tokens,
 //! stored keys and values, shapes.
 
-mod common;
-
-use common::rebuild::changed;
-use common::{EXACT, distance, open, pool_of, reference, testdata};
 use gguf::{Bytes, TensorType, TensorView};
 use half::f16;
 use model::backend::RowSet;
@@ -12,6 +8,7 @@ use model::{
     Backend, Batch, Forward, KvType, Model, Options, PageClass, Reference, RowOutput,
     SequencePages, Step, Want, padded, select,
 };
+use testing::{EXACT, changed, distance, open, pool_of, reference, testdata};
 
 /// `values` as one row of a buffer of the reference backend.
 fn row(be: &mut Reference, values: &[f32]) -> <Reference as Backend>::Buf {

@@ -4,12 +4,12 @@
 mod common;
 
 use common::mutant::{Mutant, Mutation};
-use common::{EXACT, append, logits, open, pool_of, reference, same_bits, testdata};
 use model::paired::{Comparison, Difference, Limit};
 use model::{
     Backend, DraftRequest, Forward, KvType, Model, Options, PageClass, Paired, Reference,
     SequencePages, Want, WindowConvention,
 };
+use testing::{EXACT, append, logits, open, pool_of, reference, same_bits, testdata};
 
 /// Tokens of the oracle's vocabulary.
 const TOKENS: [u32; 40] = [

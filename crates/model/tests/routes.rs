@@ -9,12 +9,12 @@
 mod common;
 
 use common::mutant::{Mutant, Mutation};
-use common::{EXACT, append, bundled, full, open, pool_of, read_to_string, same_bits, testdata};
 use gguf::Gguf;
 use model::{
     Backend, Batch, DraftRequest, Forward, KvType, Model, Options, PAGE_ROWS, PageClass, PagePool,
     Reference, SequencePages, Want, WindowConvention,
 };
+use testing::{EXACT, append, bundled, full, open, pool_of, read_to_string, same_bits, testdata};
 
 type Logits = Vec<Vec<f32>>;
 

@@ -4,9 +4,9 @@
 mod common;
 
 use common::keys::{dflash, llama, muse_glimmer, read, read_drafter, refused, with};
-use common::rebuild::text;
 use gguf::{Array, Metadata, Value};
 use model::{Pairing, Rope, RopeScaling};
+use testing::text;
 
 /// The three architectures, with their prefixes.
 fn all() -> [(&'static str, Metadata); 3] {

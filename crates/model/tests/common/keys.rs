@@ -1,9 +1,9 @@
 //! Complete metadata of each architecture, to be changed, and what a reader
 //! makes of it.
 
-use super::rebuild::{text, tokens};
 use gguf::{Array, Metadata, Value};
 use model::{Config, DrafterConfig, WindowConvention};
+use testing::{text, tokens};
 
 /// Complete keys of an architecture; lengths are small and all different.
 pub fn keys(architecture: &str) -> Metadata {

@@ -5,10 +5,10 @@
 //! names that are hashed are Hugging Face's; the file has GGUF's, with q and k
 //! rows reordered to neighbouring pairs and 1 added to the layers' norms.
 
-use super::{open, rebuild::text, testdata};
 use gguf::{Array, Gguf, Metadata, TensorInfo, TensorType, Value, Writer, quant};
 use sha2::{Digest, Sha256};
 use std::path::Path;
+use testing::{open, read_to_string, testdata, text};
 
 /// A text model of the oracle.
 #[derive(Clone, Copy)]
@@ -507,7 +507,7 @@ pub fn sha256(path: &Path) -> String {
 
 /// What the manifest says of a file.
 pub fn manifest_digest(file_name: &str) -> String {
-    let manifest = super::read_to_string(&testdata("oracle/manifest.json"));
+    let manifest = read_to_string(&testdata("oracle/manifest.json"));
     let manifest: serde_json::Value = serde_json::from_str(&manifest).expect("JSON");
     let digest = manifest["gguf_sha256"][file_name].as_str();
     digest

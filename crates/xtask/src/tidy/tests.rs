@@ -394,6 +394,11 @@ fn crates_use_only_what_is_below_them() {
     ] {
         check_edge(from, to, "", false);
     }
+    for from in ["model", "cpu", "engine", "muser"] {
+        check_edge(from, "testing", "dev", true);
+        check_edge(from, "testing", "", false);
+    }
+    check_edge("gguf", "testing", "dev", false);
     for (layer, _) in dependencies::LAYERS {
         check_edge("xtask", layer, "", false);
         check_edge(layer, "xtask", "", false);

@@ -5,7 +5,9 @@ use gguf::{Array, Gguf, Metadata, TensorInfo, TensorType, Value, Writer, quant};
 /// A tensor to write.
 #[derive(Clone)]
 pub struct Tensor {
+    /// Name, encoding and shape.
     pub info: TensorInfo,
+    /// Encoded elements.
     pub data: Vec<u8>,
 }
 
@@ -40,11 +42,14 @@ impl Tensor {
 /// The content of a file, to be changed and written.
 #[derive(Clone)]
 pub struct Parts {
+    /// Keys and values.
     pub metadata: Metadata,
+    /// In the order of the file.
     pub tensors: Vec<Tensor>,
 }
 
 impl Parts {
+    /// Everything in `file`.
     pub fn of(file: &Gguf) -> Parts {
         let copy = |t: &gguf::TensorView| Tensor {
             info: t.info(),
@@ -62,6 +67,7 @@ impl Parts {
         found.unwrap_or_else(|| panic!("no tensor {name}"))
     }
 
+    /// Takes the tensor `name` out.
     pub fn remove(&mut self, name: &str) {
         let before = self.tensors.len();
         self.tensors.retain(|t| t.info.name != name);
@@ -105,6 +111,7 @@ pub fn changed(file: &Gguf, change: impl FnOnce(&mut Parts)) -> Gguf {
     parts.write()
 }
 
+/// A string as a metadata value.
 pub fn text(value: &str) -> Value {
     Value::String(value.to_string())
 }
