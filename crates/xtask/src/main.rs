@@ -6,7 +6,10 @@
 mod ci;
 mod command;
 mod fetch;
+mod load;
 mod rival;
+mod serving;
+mod soak;
 mod tidy;
 
 use std::error::Error;
@@ -44,6 +47,10 @@ enum Task {
     Golden,
     /// Measure Muser and llama.cpp in turn on a model file (builds llama.cpp under target/rival first)
     Rival(rival::Options),
+    /// Keep many conversations going on a server, then compute their answers again, alone
+    Soak(soak::Options),
+    /// Measure what clients of a server see, beside llama.cpp's batched decoding
+    Load(load::Options),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +61,8 @@ fn main() -> ExitCode {
         Task::Fetch { model } => fetch::run(root, model).map(|_| ()),
         Task::Golden => ci::golden(root).map(|_| ()),
         Task::Rival(options) => rival::run(root, &options),
+        Task::Soak(options) => soak::run(root, &options),
+        Task::Load(options) => load::run(root, &options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -68,8 +68,11 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// The Python that has the rival.
-fn install(root: &Path) -> Outcome<PathBuf> {
+/// The Python that has the rival; installs it if need be.
+///
+/// # Errors
+/// `python3`, pip or a C++ compiler is missing.
+pub fn install(root: &Path) -> Outcome<PathBuf> {
     let venv = root.join("target/rival/venv");
     let python = venv.join("bin/python3");
     let check = "import llama_cpp";
@@ -205,7 +208,8 @@ fn table(rounds: &[(Value, Value)]) -> Outcome<String> {
     Ok(out)
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+/// The middle of some values.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     (n > 0).then(|| (values[(n - 1) / 2] + values[n / 2]) / 2.0)
