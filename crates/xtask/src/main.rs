@@ -4,6 +4,7 @@
 //! checkout: paths are taken from the place of this crate, not from the current folder.
 
 mod ci;
+mod client;
 mod command;
 mod fetch;
 mod rival;
@@ -42,6 +43,8 @@ enum Task {
     },
     /// Run the golden tests that need a fetched model (fetches it first)
     Golden,
+    /// Test the server with the real `openai` package (installs it under target/client first)
+    Client,
     /// Measure Muser and llama.cpp in turn on a model file (builds llama.cpp under target/rival first)
     Rival(rival::Options),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Task::Ci(options) => ci::run(root, &options),
         Task::Fetch { model } => fetch::run(root, model).map(|_| ()),
         Task::Golden => ci::golden(root).map(|_| ()),
+        Task::Client => ci::client(root),
         Task::Rival(options) => rival::run(root, &options),
     };
     match outcome {
