@@ -11,19 +11,28 @@
 //! needs more is an error by name.
 
 use crate::error::Error;
+use crate::schema;
 use crate::tokenizer::{ControlText, Special, Tokenizer};
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
     INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
 };
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Logger, Matcher, ParserFactory};
 use model::TokenMask;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Most bytes of a JSON schema (as JSON), regular expression or Lark grammar.
 pub const MOST_GRAMMAR_BYTES: usize = 256 * 1024;
+
+/// Most parts of a refused schema that are tried to name the one that is wrong.
+const MOST_TRIES: usize = 200;
+/// Most lines of the library's error that are shown.
+const MOST_LINES: usize = 4;
+
+/// Why a text cannot go on where the grammar names no other reason.
+pub(crate) const NOTHING_FITS: &str = "no token of the vocabulary fits";
 
 /// What is compiled.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,19 +109,58 @@ impl Grammars {
             Source::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Source::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };
-        let refused = |reason: String| Error::Grammar { kind, reason };
-        let parser = self.factory.create_parser(grammar);
-        let parser = parser.map_err(|error| refused(shown(&error)))?;
+        self.begin(grammar, limits())
+            .map_err(|reason| Error::Grammar {
+                kind,
+                reason: match source {
+                    Source::JsonSchema(schema) => self.with_place(schema, reason),
+                    Source::Regex(_) | Source::Lark(_) => reason,
+                },
+            })
+    }
+
+    /// A grammar at its beginning, or why there is none. What no text fits is
+    /// found here, before anything is generated.
+    fn begin(&self, grammar: TopLevelGrammar, limits: ParserLimits) -> Result<Grammar, String> {
+        let parser = self.factory.create_parser_from_init_ext(
+            GrammarInit::Serialized(grammar),
+            Logger::new(0, 0),
+            InferenceCapabilities::default(),
+            limits,
+        );
         let mut grammar = Grammar {
-            matcher: Matcher::new(Ok(parser)),
+            matcher: Matcher::new(Ok(parser.map_err(|error| shown(&error))?)),
             vocabulary: Arc::clone(&self.vocabulary),
         };
-        // What no text fits is found before anything is generated.
-        match grammar.mask() {
-            Ok(mask) if mask.n_allowed() > 0 || grammar.is_complete() => Ok(grammar),
-            Ok(_) => Err(refused("no text fits it".to_owned())),
-            Err(reason) => Err(refused(reason)),
+        let mask = grammar.mask()?;
+        match mask.n_allowed() > 0 || grammar.is_complete() {
+            true => Ok(grammar),
+            false => Err(NOTHING_FITS.to_owned()),
         }
+    }
+
+    /// The reason with the innermost part of the schema that is refused for it,
+    /// as a JSON pointer.
+    fn with_place(&self, root: &Value, mut reason: String) -> String {
+        let mut place = "#".to_owned();
+        let mut part = root.as_object();
+        let mut n_left = MOST_TRIES;
+        while let Some(schema) = part.take() {
+            for (pointer, inner) in schema::inner_schemas(schema).into_iter().take(n_left) {
+                n_left -= 1;
+                let alone = with_whitespace(schema::with_definitions(root, inner.clone()));
+                let refusal = self
+                    .begin(TopLevelGrammar::from_json_schema(alone), small_limits())
+                    .err()
+                    .filter(|found| reason.contains(found.as_str()));
+                if let Some(found) = refusal {
+                    place.push_str(&gguf::shown(&pointer));
+                    (part, reason) = (Some(inner), found);
+                    break;
+                }
+            }
+        }
+        format!("{place}: {reason}")
     }
 }
 
@@ -130,13 +178,31 @@ fn limits() -> ParserLimits {
     ParserLimits {
         // One to two kilobytes each: no grammar holds more than about 50 MB.
         max_lexer_states: 30_000,
+        verbose_errors: false,
         ..ParserLimits::default()
     }
 }
 
-/// The library's error on one line of bounded length.
+/// Enough to find what is wrong with a part of a schema, in a millisecond.
+fn small_limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 50_000,
+        max_grammar_size: 25_000,
+        ..limits()
+    }
+}
+
+/// The library's error on one line of bounded length. What it adds in angle
+/// brackets is for its own authors.
 fn shown(error: &dyn std::fmt::Display) -> String {
-    gguf::shown(&error.to_string())
+    let text = error.to_string().replace('"', "'");
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let lines = lines.take_while(|line| !line.starts_with('<'));
+    let lines: Vec<String> = lines.take(MOST_LINES).map(gguf::shown).collect();
+    match lines.join("; ") {
+        none if none == "NoExtensionBias" => NOTHING_FITS.to_owned(),
+        reason => reason,
+    }
 }
 
 /// A compiled grammar and how far a text has come in it.
@@ -159,7 +225,7 @@ impl Grammar {
         if self.matcher.is_stopped() {
             return match self.matcher.stop_reason().is_ok() {
                 true => Ok(TokenMask::none(text.n_vocab())),
-                false => Err(self.reason()),
+                false => Err(self.failure()),
             };
         }
         let allowed = self.matcher.compute_mask();
@@ -189,10 +255,9 @@ impl Grammar {
         }
     }
 
-    fn reason(&self) -> String {
-        self.matcher
-            .get_error()
-            .map_or_else(|| "the grammar stopped".to_owned(), |e| gguf::shown(&e))
+    fn failure(&self) -> String {
+        let error = self.matcher.get_error();
+        error.map_or_else(|| NOTHING_FITS.to_owned(), |error| shown(&error))
     }
 }
 

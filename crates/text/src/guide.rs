@@ -8,7 +8,7 @@
 //! restricted, or a model could write its answer where nobody looks for one.
 
 use crate::call::Call;
-use crate::grammar::Grammar;
+use crate::grammar::{Grammar, NOTHING_FITS};
 use crate::reader::Reader;
 use crate::rules::Rules;
 use crate::turn::{ASSISTANT, Marker, TurnFormat};
@@ -144,7 +144,7 @@ impl Ruled {
             Err(reason) => return self.fail(reason),
         };
         match mask.n_allowed() {
-            0 => self.fail("no token of the vocabulary fits".to_owned()),
+            0 => self.fail(NOTHING_FITS.to_owned()),
             1 => Constraint::Forced(mask.tokens().next().expect("one is allowed")),
             _ => Constraint::Masked(mask),
         }

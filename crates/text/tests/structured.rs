@@ -3,7 +3,7 @@
 mod vocabulary;
 mod walk;
 
-use model::{Constraint, Guide, Verdict};
+use model::{Constraint, Verdict};
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock};
 use text::{AnswerFormat, GuideFactory, Special, Tokenizer, TurnEnd, TurnFormat, TurnSettings};
@@ -318,10 +318,8 @@ fn a_complete_answer_can_only_end() {
     for (tokenizer, factory) in &MODELS[1..] {
         let settings = answer(AnswerFormat::Regex("a".to_owned()));
         let (mut guide, _) = factory.turn(&settings).expect("a guide");
-        assert_eq!(
-            guide.accept(only(guide.constraint(), tokenizer, "a")),
-            Verdict::Continue
-        );
+        let letter = only(guide.constraint(), tokenizer, "a");
+        assert_eq!(guide.accept(letter), Verdict::Continue);
         let end = tokenizer.special().eos.expect("EOS");
         assert_eq!(guide.constraint(), Constraint::Forced(end));
         assert_eq!(guide.accept(end), Verdict::Stop);
@@ -361,4 +359,15 @@ fn a_dead_end_has_a_name() {
         );
     }
     assert_eq!(spelled(&tokenizer, &[]), "");
+}
+
+/// Everything that is wrong with a format is said before anything is generated.
+#[test]
+fn formats_that_cannot_be() {
+    let check = |format: AnswerFormat, expected: &str| {
+        let error = MODELS[0].1.turn(&answer(format.clone())).err();
+        let error = error.map_or_else(|| "none".to_owned(), |error| error.to_string());
+        assert_eq!(error, expected, "{format:?}");
+    };
+    check(schema(json!({"type": "strin"})), "");
 }
