@@ -67,6 +67,11 @@ impl Reader {
         self.end
     }
 
+    /// Does a blank at the beginning of the next token leave no trace?
+    pub(crate) fn drops_blank(&self) -> bool {
+        self.parser.drops_blank()
+    }
+
     /// Number of complete calls that were passed on.
     pub fn n_calls(&self) -> usize {
         self.n_calls
