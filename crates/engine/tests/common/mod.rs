@@ -104,7 +104,8 @@ impl Toy {
 
     /// All that row `pos` of `seq` sees before itself, as one number.
     fn seen(&self, step: &Step, seq: u32, pos: u32) -> u64 {
-        let mut seen = 0;
+        // Not a fixed point of the hash: no row is stored as 0.
+        let mut seen = 1;
         for class in PageClass::ALL {
             let layout = self.layout.classes[class as usize];
             if layout.n_layer == 0 {
