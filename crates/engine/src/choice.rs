@@ -59,8 +59,7 @@ pub(crate) fn choose(
         Constraint::Forced(token) => (Some(*token), None),
         Constraint::Masked(mask) => (None, Some(mask)),
     };
-    let mut generated = Generated::default();
-    generated.token = match (forced, output) {
+    let token = match (forced, output) {
         (Some(token), _) => token,
         (None, None) => unreachable!("a row is wanted where nothing is forced"),
         (None, Some(RowOutput::NonFinite { .. })) => {
@@ -72,10 +71,15 @@ pub(crate) fn choose(
             sampler.sample(logits, position, history, mask)?.token
         }
     };
+    let (mut logprob, mut top) = (None, Vec::new());
     if let (Some(k), Some(RowOutput::Full(logits))) = (logprobs, output) {
         let logprobs = LogProbs::new(logits)?;
-        generated.logprob = logprobs.token(generated.token);
-        generated.top = logprobs.top(k);
+        logprob = logprobs.token(token);
+        top = logprobs.top(k);
     }
-    Ok(generated)
+    Ok(Generated {
+        token,
+        logprob,
+        top,
+    })
 }

@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// Settings of a service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Tokens a sequence may have; `None` for as many as the model was trained
     /// for, or as the pages hold if that is less.

@@ -116,8 +116,8 @@ impl World {
                 }
             }
             Step::ForcedTokens(of, n) => {
-                let decoding = self.lives.iter_mut().filter(|(_, life)| life.is_decoding);
-                if let Some((&id, life)) = decoding.skip(of).next() {
+                let mut decoding = self.lives.iter_mut().filter(|(_, life)| life.is_decoding);
+                if let Some((&id, life)) = decoding.nth(of) {
                     life.known += n;
                     self.scheduler.sampled(id, n);
                 }

@@ -47,7 +47,7 @@ impl Worker {
             let output = outputs.next_if(|&(&row, _)| row < end);
             // An earlier span may have ended this one's job.
             if self.scheduler.is_running(span.id) {
-                self.settle(span, output.map(|(_, output)| output));
+                self.settle(span, output.as_ref().map(|(_, output)| output));
             }
         }
         Ok(())
@@ -146,7 +146,7 @@ impl Worker {
     }
 
     /// Takes the computed rows of a span, and what follows from the newest one.
-    fn settle(&mut self, span: Span, output: Option<RowOutput>) {
+    fn settle(&mut self, span: Span, output: Option<&RowOutput>) {
         let Span {
             id,
             n_rows,
@@ -155,7 +155,7 @@ impl Worker {
         let live = self.jobs.get_mut(&id.job).expect("a running job");
         let Sequence { tokens, pages } = &live.choices[id.choice as usize].sequence;
         let len = pages.len() as usize + n_rows;
-        if let Some(RowOutput::NonFinite { token }) = output {
+        if let Some(&RowOutput::NonFinite { token }) = output {
             // The rows before it may be what it suffers from, and be cached.
             if let Some(key) = &live.key {
                 self.cache.forget(&mut self.pool, key, tokens);
@@ -192,7 +192,7 @@ impl Worker {
             }
         }
         if is_last {
-            self.sample(id, output.as_ref());
+            self.sample(id, output);
         }
     }
 

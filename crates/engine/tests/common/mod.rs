@@ -93,6 +93,13 @@ impl Toy {
         }
     }
 
+    /// As [`Toy::new`], and every row sees all before it.
+    pub fn without_window(max_slabs: usize) -> Toy {
+        let mut toy = Toy::new(max_slabs);
+        toy.layout.classes[PageClass::Sliding as usize] = ClassLayout::default();
+        toy
+    }
+
     fn store(&mut self, class: PageClass, page: PageId, slot: usize, value: u64) {
         let rows = &mut self.rows[class as usize];
         let place = place_of(page, slot);
