@@ -333,6 +333,7 @@ impl Answer {
         match done.ending {
             Ending::Context => "context full",
             Ending::Cancelled => "interrupted",
+            Ending::Deadline => "out of time",
             Ending::Guide | Ending::MaxTokens => self.finish_reason(),
         }
     }
