@@ -327,7 +327,7 @@ fn identity(file: &ModelFile, model: &dyn Forward) -> [u8; 32] {
         hasher.update(header);
     }
     for tensor in file.gguf.tensors() {
-        let bytes: &[u8] = &tensor.bytes;
+        let bytes: &[u8] = &tensor.data;
         let n = bytes.len().min(DIGESTED_BYTES);
         hasher.update(&bytes[..n]);
         hasher.update(&bytes[bytes.len() - n..]);

@@ -46,5 +46,5 @@ pub use template::{
     ChatTemplate, ControlTokens, MOST_INSTRUCTIONS, MOST_SOURCE_BYTES, MOST_TAG_TOKENS,
 };
 pub use tokenizer::{ControlText, Segment, Special, Tokenizer};
-pub use turn::{FinishReason, TurnEnd, TurnEvent, TurnFormat, TurnParser};
+pub use turn::{FinishReason, Place, TurnEnd, TurnEvent, TurnFormat, TurnParser};
 pub use vocab::SpecialIds;

@@ -254,6 +254,19 @@ enum State {
     ToolBody { body: String, is_announced: bool },
 }
 
+/// Where the text of the next token goes, if it is no marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// To a message's header, which nobody reads.
+    Header,
+    /// To the reasoning.
+    Reasoning,
+    /// To the answer.
+    Answer,
+    /// To a call.
+    Call,
+}
+
 /// What a header says.
 #[derive(Debug, PartialEq, Eq)]
 enum Header<'t> {
@@ -363,6 +376,16 @@ impl TurnParser {
     /// Does a blank at the beginning of the next token leave no trace?
     pub(crate) fn drops_blank(&self) -> bool {
         self.detokenizer.drops_blank()
+    }
+
+    /// Where the text of the next token goes.
+    pub fn place(&self) -> Place {
+        match &self.state {
+            State::Header { .. } => Place::Header,
+            State::Body(Channel::Reasoning) => Place::Reasoning,
+            State::Body(Channel::Content) => Place::Answer,
+            State::ToolBody { .. } => Place::Call,
+        }
     }
 
     /// Number of complete calls so far.
