@@ -334,7 +334,8 @@ impl Turns {
 impl Totals {
     fn add(&mut self, timings: &Timings) {
         self.prompt_tokens += timings.prompt_tokens;
-        self.cached_tokens += timings.cached_tokens;
+        // Forced tokens behind a prompt may have been cached as well.
+        self.cached_tokens += timings.cached_tokens.min(timings.prompt_tokens);
         self.prefill_tokens += timings.prefill_tokens;
         self.drafted += timings.drafted;
         self.accepted += timings.accepted;
@@ -389,14 +390,17 @@ impl Choice {
             top,
         } = generated;
         let place = self.reader.place();
+        let n_bytes = self.tokenizer.token_bytes(token).map_or(0, <[u8]>::len);
         self.tokens.push(token);
-        self.n_reasoning += usize::from(place == Place::Reasoning);
+        if n_bytes > 0 && place == Place::Reasoning {
+            self.n_reasoning += 1;
+        }
         let events = self.reader.push(token);
-        if place == Place::Answer
+        if n_bytes > 0
+            && place == Place::Answer
             && let Some(logprob) = logprob
-            && let Some(bytes @ 1..) = self.tokenizer.token_bytes(token).map(<[u8]>::len)
         {
-            self.n_bytes += bytes;
+            self.n_bytes += n_bytes;
             let entry = TokenLogprob {
                 token,
                 logprob,

@@ -58,15 +58,15 @@ fn check(server: &TestServer, case: &Case<'_>, token_lists: &[Vec<u32>]) {
         logprobs: Vec::new(),
     };
     for tokens in token_lists {
-        server.script(tokens.clone());
-        let answer = server.post(CHAT, &request(&case.fields, false)).ok();
+        let body = request(&case.fields, false);
+        server.script_for(&body, tokens);
+        let answer = server.post(CHAT, &body).ok();
         assert_eq!(
             Said::of_answer(&answer, 0),
             expected,
             "{}: {answer}",
             case.turn
         );
-        server.script(tokens.clone());
         let reply = server.post(CHAT, &request(&case.fields, true));
         let said = Said::of_events(&reply.events(), 0);
         assert_eq!(said, expected, "streamed {}: {}", case.turn, reply.text);
@@ -141,7 +141,7 @@ fn turns_become_reasoning_content_and_calls() {
             ..plain(&answer_then_call, "Wait.")
         },
         Case {
-            fields: json!({"max_tokens": 30}),
+            fields: json!({"max_tokens": 14}),
             finish: "length",
             ..plain(&cut_call, "")
         },
@@ -278,7 +278,8 @@ fn formats_hold_the_answer_and_leave_the_reasoning_free() {
     let server = TestServer::scripted(Setup::default());
     let turn = " to=self<|message|>Free text.<|eom|><|start|>assistant to=user<|message|>{\"a\": 1}<|eot|>";
     for fields in formats {
-        let token_lists = [server.turn(turn), server.turn_in_bytes(turn)];
+        // Not byte by byte: forced text comes in tokens of the guide's own.
+        let token_lists = [server.turn(turn)];
         let case = Case {
             turn,
             fields: fields.clone(),

@@ -276,6 +276,18 @@ impl TestServer {
         }
     }
 
+    /// What the model says to this chat request. Unlike [`TestServer::script`] it
+    /// also says where it goes on behind tokens that are forced from the start.
+    pub fn script_for(&self, body: &Value, tokens: &[u32]) {
+        let prompt = self.post("/apply-template", body).ok();
+        let n_prompt = prompt["tokens"].as_array().expect("tokens").len();
+        *self.script.lock().expect("a script") = Script {
+            tokens: tokens.to_vec(),
+            base: Some(n_prompt as u32 - 1),
+            pause: Duration::ZERO,
+        };
+    }
+
     /// What the model says next.
     pub fn script(&self, tokens: Vec<u32>) {
         self.slow_script(tokens, Duration::ZERO);
