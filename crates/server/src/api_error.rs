@@ -10,6 +10,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::{Refusal, SampleError};
 use serde::Serialize;
+use serde_json::Value;
 use std::fmt::Display;
 use utoipa::ToSchema;
 
@@ -144,6 +145,17 @@ impl ApiError {
         ErrorBody {
             error: self.detail.clone(),
         }
+    }
+}
+
+/// A JSON value as a message shows what was found.
+pub(crate) fn found(value: Option<&Value>) -> String {
+    match value {
+        None => "none".to_string(),
+        Some(Value::String(text)) => gguf::shown(text),
+        Some(Value::Array(_)) => "a list".to_string(),
+        Some(Value::Object(_)) => "an object".to_string(),
+        Some(scalar) => scalar.to_string(),
     }
 }
 

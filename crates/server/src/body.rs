@@ -151,6 +151,11 @@ fn check_refused<'r>(
 }
 
 fn part<T: DeserializeOwned>(bytes: &[u8]) -> Result<Part<T>, ApiError> {
+    // serde would take a list for the fields in their order.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        let message = "body: found a list, expected a JSON object";
+        return Err(ApiError::bad("invalid_json", None, message));
+    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let mut track = serde_path_to_error::Track::new();
     let mut unknown = BTreeSet::new();

@@ -4,7 +4,7 @@
 //! dropped. The chat template decides what has an effect, so the same request
 //! may be good for one model and wrong for another.
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, found};
 use crate::body::{Ignored, Refused};
 use crate::generation::{Deadline, GenerationFields};
 use crate::model::{Chat, ServedModel};
@@ -334,9 +334,7 @@ impl ChatFields {
     fn tool_choice(&self, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
         const EXPECTED: &str = "none, auto, required or an object {\"type\": \"function\", \
                                 \"function\": {\"name\": NAME}}";
-        let wrong = |value: &Value| {
-            ApiError::value("tool_choice", gguf::shown(&value.to_string()), EXPECTED)
-        };
+        let wrong = |value: &Value| ApiError::value("tool_choice", found(Some(value)), EXPECTED);
         let choice = match &self.tool_choice {
             None | Some(Value::Null) => return Ok(ToolChoice::Auto),
             Some(Value::String(word)) => match word.as_str() {
@@ -464,14 +462,11 @@ impl ChatFields {
 /// Checks a tool; `{"type": "function", "function": {...}}` is what OpenAI has.
 fn tool(index: usize, object: &Map<String, Value>) -> Result<Tool, ApiError> {
     let at = |field: &str| format!("tools[{index}].{field}");
-    let found = |value: Option<&Value>| {
-        value.map_or_else(|| "none".to_string(), |v| gguf::shown(&v.to_string()))
-    };
     if object.get("type").and_then(Value::as_str) != Some("function") {
         return Err(ApiError::value(
             at("type"),
             found(object.get("type")),
-            "\"function\"",
+            "function",
         ));
     }
     let Some(Value::Object(function)) = object.get("function") else {
@@ -577,10 +572,7 @@ fn set_variable(
     }
     let text = || match &value {
         Value::String(text) => Ok(text.clone()),
-        other => {
-            let found = gguf::shown(&other.to_string());
-            Err(ApiError::value(&param, found, "a string"))
-        }
+        other => Err(ApiError::value(&param, found(Some(other)), "a string")),
     };
     match variable {
         "reasoning_strength" => {
