@@ -31,7 +31,8 @@ impl Random {
 }
 
 /// What a walk wants to come to, most wanted first.
-const CLOSERS: [&str; 6] = ["</atem:parameter>\n", "\"", "}", "]", "</atem:invoke>", "1"];
+const CLOSERS: [&str; 6] = ["\"", "}", "]", ")", "1", "e"];
+const CALL_CLOSERS: [&str; 4] = ["</atem:parameter>\n", "}", "]", "</atem:invoke>"];
 
 /// Chooses among the tokens that a constraint allows, at random at first and
 /// then towards an end.
@@ -105,13 +106,19 @@ impl Chooser {
         if self.n_chosen < N_WILD {
             return None;
         }
-        let end = allowed.iter().find(|id| self.ends.contains(id));
-        end.copied().or_else(|| self.closer(allowed))
+        let eom = self.tokenizer.id_of("<|eom|>");
+        let ends = self.ends.iter().copied().chain(eom);
+        let end = ends.into_iter().find(|end| allowed.contains(end));
+        end.or_else(|| self.closer(allowed))
     }
 
     /// The token that comes furthest towards the first closer that one leads to.
     fn closer(&self, allowed: &[u32]) -> Option<u32> {
-        CLOSERS.iter().find_map(|closer| {
+        let closers: &[&str] = match self.text.starts_with(b"<atem:") {
+            true => &CALL_CLOSERS,
+            false => &CLOSERS,
+        };
+        closers.iter().find_map(|closer| {
             let closer = closer.as_bytes();
             let done = (0..closer.len())
                 .rev()
