@@ -144,7 +144,8 @@ impl Grammars {
         let grammar = self.begin(grammar, limits());
         grammar.map_err(|reason| match source {
             Source::JsonSchema(schema) => self.with_place(schema, reason),
-            Source::Regex(_) | Source::Lark(_) | Source::Parameter(_) => reason,
+            Source::Regex(_) => bare_reason(&reason),
+            Source::Lark(_) | Source::Parameter(_) => reason,
         })
     }
 
@@ -228,6 +229,14 @@ fn check_regex(regex: &str) -> Result<(), String> {
     };
     let place = error.span().start.offset;
     Err(format!("at byte {place}: {}", error.kind()))
+}
+
+/// The reason without the place in the Lark grammar that a regular expression
+/// becomes.
+fn bare_reason(reason: &str) -> String {
+    let inner = reason.split_once("(in regex): ").map(|(_, inner)| inner);
+    let first = inner.and_then(|inner| inner.split("; ").next());
+    first.unwrap_or(reason).to_owned()
 }
 
 /// The library's error on one line of bounded length. What it adds in angle

@@ -3,7 +3,7 @@
 mod vocabulary;
 mod walk;
 
-use model::{Constraint, Guide};
+use model::Constraint;
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock};
 use text::{

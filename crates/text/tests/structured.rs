@@ -366,7 +366,8 @@ fn a_dead_end_has_a_name() {
     assert_eq!(spelled(&tokenizer, &[]), "");
 }
 
-/// Everything that is wrong with a format is said before anything is generated.
+/// Everything that is wrong with a format is said before anything is generated,
+/// with its place.
 #[test]
 fn formats_that_cannot_be() {
     let check = |format: AnswerFormat, expected: &str| {
@@ -374,93 +375,163 @@ fn formats_that_cannot_be() {
         let error = error.map_or_else(|| "none".to_owned(), |error| error.to_string());
         assert_eq!(error, expected, "{format:?}");
     };
-    let deep = |n: usize| {
-        (0..n).fold(
-            json!({"type": "strin"}),
-            |inner, _| json!({"type": "array", "items": inner}),
-        )
-    };
-    for f in [
-        schema(json!({"type": "strin"})),
-        schema(json!(7)),
-        schema(json!(false)),
-        schema(json!({"properties": {"a": {"type": "strin"}}})),
-        schema(
-            json!({"properties": {"a": {"anyOf": [{"type": "null"}, {"items": {"minLength": "x"}}]}}}),
-        ),
-        schema(json!({"properties": {"a": {"$ref": "#/$defs/b"}}})),
-        schema(json!({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "x"}}})),
-        schema(json!({"$ref": "http://example.com/x"})),
-        schema(json!({"properties": {"a/~b": {"pattern": "(a"}}})),
-        schema(json!({"properties": {"a": {"not": {"type": "string"}}}})),
-        schema(json!({"dependentRequired": {"a": ["b"]}})),
-        schema(json!({"oneOf": [{"type": "number"}, {"type": "integer"}]})),
-        schema(json!({"type": "object", "required": ["a"], "properties": {"a": false}})),
-        schema(json!({"type": "integer", "minimum": 3, "maximum": 2})),
-        schema(json!({"enum": []})),
-        schema(json!({"type": "string", "minLength": 3, "maxLength": 2})),
-        schema(json!({"$ref": "#"})),
-        schema(json!({"type": "string", "format": "nonsense"})),
-        schema(json!({"type": "string", "maxLength": 100000000})),
-        schema(json!({"type": "array", "items": {"type":"string"}, "maxItems": 100000000})),
-        schema(json!({"type": "array", "minItems": 100000})),
-        schema(deep(60)),
-        AnswerFormat::Regex("(a".into()),
-        AnswerFormat::Regex("a**".into()),
-        AnswerFormat::Regex("^abc$".into()),
-        AnswerFormat::Regex("a(?=b)".into()),
-        AnswerFormat::Regex(r"(a)\1".into()),
-        AnswerFormat::Regex(r"\bword\b".into()),
-        AnswerFormat::Regex("(a{1,1000}){1,1000}".into()),
-        AnswerFormat::Regex("(?:a?){1000}a{1000}".into()),
-        AnswerFormat::Regex("(.*a){50}".into()),
-        AnswerFormat::Regex("[^\\x00-\\x{10FFFF}]".into()),
-        AnswerFormat::Regex("".into()),
-        AnswerFormat::Regex("a/b\"c\nd".into()),
-        AnswerFormat::Regex("(".repeat(100000)),
-        AnswerFormat::Regex(format!("{}a{}", "(".repeat(5000), ")".repeat(5000))),
-        AnswerFormat::Regex("é".repeat(100000)),
-        AnswerFormat::Regex("é".repeat(200000)),
-        AnswerFormat::Lark("".into()),
-        AnswerFormat::Lark("start: A".into()),
-        AnswerFormat::Lark("start: \"a\"\nstart: \"b\"".into()),
-        AnswerFormat::Lark("start: \"a\" b\n  b: /(/".into()),
-        AnswerFormat::Lark("start: <|eot|>".into()),
-        AnswerFormat::Lark("start: \"a\" <[2]>".into()),
-        AnswerFormat::Lark("start: <[2]>".into()),
-        AnswerFormat::Lark("start: %json {\"type\": 3}".into()),
-        AnswerFormat::Lark("start: start \"a\"".into()),
-        AnswerFormat::Lark("start: \"a\" | start start start".into()),
-        AnswerFormat::Lark(format!(
-            "start: {}\"a\"{}",
-            "(".repeat(3000),
-            ")".repeat(3000)
-        )),
-        AnswerFormat::Lark(format!("start: {}", "\"a\"? ".repeat(6000))),
-        AnswerFormat::Lark(
-            (0..2000)
-                .map(|n| format!("a{n}: a{} \"x\"?\n", n + 1))
-                .collect::<String>()
-                + "a2000: \"y\"\nstart: a0\n",
-        ),
-        AnswerFormat::Lark(format!("start: A\nA: {}", "~".repeat(6000))),
-        AnswerFormat::Lark(format!("start: A\nA: {}\"a\"", "~".repeat(6000))),
-        AnswerFormat::Lark(
-            (0..2000)
-                .map(|n| format!("A{n}: A{} \"x\"\n", n + 1))
-                .collect::<String>()
-                + "A2000: \"y\"\nstart: A0\n",
-        ),
-        AnswerFormat::Lark("%import common.INT\nstart: INT".into()),
-    ] {
-        let start = std::time::Instant::now();
-        let error = MODELS[0].1.turn(&answer(f.clone())).err();
-        let shown = format!("{f:?}");
-        eprintln!(
-            "CASE {} => {} [{:?}]",
-            shown.chars().take(90).collect::<String>(),
-            error.map_or("none".to_owned(), |e| e.to_string()),
-            start.elapsed()
+    let json =
+        |value: Value, expected: &str| check(schema(value), &format!("JSON schema: {expected}"));
+    json(json!(7), "#: schema must be an object or boolean");
+    json(json!({"type": "strin"}), "#: Invalid type: strin");
+    json(
+        json!({"properties": {"a": {"type": "strin"}}}),
+        "#/properties/a: Invalid type: strin",
+    );
+    json(
+        json!({"properties": {"a": {"anyOf": [{"type": "null"}, {"items": {"minLength": "x"}}]}}}),
+        "#/properties/a/anyOf/1/items: Expected positive integer for 'minLength', got 'x'",
+    );
+    json(
+        json!({"items": {"$ref": "#/$defs/b"}}),
+        "#/items: Reference segment '$defs' not found in '#/$defs/b'.",
+    );
+    json(
+        json!({"$ref": "http://example.com/x"}),
+        "#: Only absolute $ref's (#/...) are supported without 'referencing' feature; ref 'http://example.com/x'",
+    );
+    json(
+        json!({"properties": {"a/~b": {"pattern": "(a"}}}),
+        "#/properties/a~1~0b: regex parse error:; (a; ^; error: unclosed group",
+    );
+    json(
+        json!({"items": {"not": {"type": "string"}}}),
+        "#/items: Unimplemented keys: ['not']",
+    );
+    json(
+        json!({"type": "object", "required": ["a"], "properties": {"a": false}}),
+        "#: Unsatisfiable schema: required property 'a' is unsatisfiable",
+    );
+    json(
+        json!({"type": "integer", "minimum": 3, "maximum": 2}),
+        "#: Unsatisfiable schema: minimum (3) is greater than maximum (2)",
+    );
+    json(
+        json!({"type": "string", "format": "nonsense"}),
+        "#: Unknown format: nonsense",
+    );
+    json(
+        json!({"const": "x".repeat(300_000)}),
+        "found 300012 bytes, expected at most 262144",
+    );
+
+    let regex = |regex: &str, expected: &str| {
+        check(
+            AnswerFormat::Regex(regex.to_owned()),
+            &format!("regular expression: {expected}"),
         );
+    };
+    regex("ab(c", "at byte 2: unclosed group");
+    regex(
+        "a(?=b)",
+        "at byte 1: look-around, including look-ahead and look-behind, is not supported",
+    );
+    regex(r"(a)\1", "at byte 3: backreferences are not supported");
+    regex(r"\bword", "lookarounds not supported yet");
+    regex(r"[^\x00-\x{10FFFF}]", "no token of the vocabulary fits");
+    regex(
+        &"(".repeat(5000),
+        "at byte 250: exceed the maximum number of nested parentheses/brackets (250)",
+    );
+    regex(
+        &"a".repeat(40_000),
+        "found 40000 bytes, expected at most 32768",
+    );
+
+    let lark = |lark: &str, expected: &str| {
+        check(
+            AnswerFormat::Lark(lark.to_owned()),
+            &format!("Lark grammar: {expected}"),
+        );
+    };
+    lark("", "no start rule found");
+    lark("start: A", "at 1(8): unknown name: 'A'; 1 | start: A; ^");
+    lark(
+        "start: b\n  b: /(/",
+        "at 2(6): invalid regex '(' (in regex): regex parse error:; (; ^; error: unclosed group",
+    );
+    lark("start: start \"a\"", "no token of the vocabulary fits");
+    // Control tokens are not there for a grammar, by name or by number.
+    lark(
+        "start: <|eot|>",
+        "at 1(8): unknown special token: '<|eot|>'; following special tokens are available: \u{27e6}\u{27e7}; 1 | start: <|eot|>; ^",
+    );
+    let eot = MODELS[0].0.id_of("<|eot|>").expect("a marker");
+    lark(
+        &format!("start: <[{eot}]>"),
+        "no token of the vocabulary fits",
+    );
+    lark(
+        "start: %json {\"type\": 3}",
+        "at 1(8): failed to compile JSON schema: type must be a string or array of strings; 1 | start: %json {'type': 3}; ^",
+    );
+}
+
+/// Whatever a request may hold: a guide or an error, and no more stack than there
+/// is.
+#[test]
+fn hostile_formats_are_survived() {
+    let chain = |n: usize, rule: &dyn Fn(usize) -> String| -> String { (0..n).map(rule).collect() };
+    let rules = chain(2600, &|n| format!("a{n:x}:a{:x}\n", n + 1));
+    let terminals = chain(1900, &|n| format!("A{n:x}:A{:x} \"x\"\n", n + 1));
+    let references = |n: usize, of: &dyn Fn(String) -> Value| {
+        let definitions = (0..n).map(|at| (format!("d{at}"), of(format!("#/$defs/d{}", at + 1))));
+        let mut definitions: serde_json::Map<String, Value> = definitions.collect();
+        definitions.insert(format!("d{n}"), json!({"type": "null"}));
+        schema(json!({"$ref": "#/$defs/d0", "$defs": definitions}))
+    };
+    let formats = [
+        AnswerFormat::Lark(format!("{rules}a{:x}:\"y\"\nstart:a0", 2600)),
+        AnswerFormat::Lark(format!("{terminals}A{:x}:\"y\"\nstart:A0", 1900)),
+        AnswerFormat::Lark(format!("start: {}", "\"a\"? ".repeat(5000))),
+        AnswerFormat::Lark(format!("start: {}", "(".repeat(32_000))),
+        AnswerFormat::Lark("start: \"a\" | start start start".to_owned()),
+        AnswerFormat::Regex("(a{1,1000}){1,1000}".to_owned()),
+        AnswerFormat::Regex("(?:a?){1000}a{1000}".to_owned()),
+        AnswerFormat::Regex("(.*a){50}(.*b){50}c".to_owned()),
+        AnswerFormat::Regex("é".repeat(16_000)),
+        references(6000, &|next| json!({"$ref": next})),
+        references(4000, &|next| json!({"items": {"$ref": next}})),
+        references(4000, &|next| json!({"$ref": next, "minLength": 1})),
+        references(
+            4000,
+            &|next| json!({"anyOf": [{"$ref": next}, {"type": "null"}]}),
+        ),
+        references(
+            14,
+            &|next| json!({"allOf": [{"$ref": next}, {"$ref": next}]}),
+        ),
+        schema((0..120).fold(
+            json!(true),
+            |inner, _| json!({"items": inner, "minItems": 1}),
+        )),
+        schema((0..120).fold(json!({"type": "x"}), |inner, _| json!({"items": inner}))),
+        schema(json!({"enum": (0..20_000).collect::<Vec<u32>>()})),
+        schema(json!({"type": "string", "maxLength": 100_000_000})),
+        schema(json!({"minItems": 100_000_000})),
+        schema(json!({"type": "number", "multipleOf": 1e-300})),
+        schema(json!({"type": "integer", "minimum": -1e300, "maximum": 1e300})),
+    ];
+    for format in formats {
+        for (tokenizer, factory) in &MODELS[..2] {
+            let Ok((mut guide, _)) = factory.turn(&answer(format.clone())) else {
+                continue;
+            };
+            let mut chooser = Chooser::new(tokenizer, 1);
+            for _ in 0..60 {
+                let Some(token) = chooser.choose(guide.constraint()) else {
+                    assert!(guide.failure().is_some());
+                    break;
+                };
+                if guide.accept(token) == Verdict::Stop {
+                    break;
+                }
+            }
+        }
     }
 }

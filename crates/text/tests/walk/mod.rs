@@ -9,7 +9,7 @@ use std::sync::Arc;
 use text::{GuideFactory, Reader, Tokenizer, TurnEnd, TurnEvent, TurnFormat, TurnSettings};
 
 /// Where a walk must have ended.
-const MOST_TOKENS: usize = 600;
+const MOST_TOKENS: usize = 3000;
 /// From where on a walk looks for the end.
 const N_WILD: usize = 24;
 
@@ -102,12 +102,15 @@ impl Chooser {
         }
     }
 
-    fn wanted(&self, allowed: &[u32]) -> Option<u32> {
+    fn wanted(&mut self, allowed: &[u32]) -> Option<u32> {
         if self.n_chosen < N_WILD {
             return None;
         }
         let eom = self.tokenizer.id_of("<|eom|>");
-        let ends = self.ends.iter().copied().chain(eom);
+        let mut ends: Vec<u32> = self.ends.iter().copied().chain(eom).collect();
+        if self.random.below(3) == 0 {
+            ends.reverse();
+        }
         let end = ends.into_iter().find(|end| allowed.contains(end));
         end.or_else(|| self.closer(allowed))
     }
