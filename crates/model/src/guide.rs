@@ -50,7 +50,7 @@ impl TokenMask {
             let high = pair.get(1).map_or(0, |&word| u64::from(word) << 32);
             *bits = u64::from(pair[0]) | high;
         }
-        if let Some(last) = mask.bits.last_mut().filter(|_| n_vocab % 64 != 0) {
+        if let Some(last) = mask.bits.last_mut().filter(|_| !n_vocab.is_multiple_of(64)) {
             *last &= (1 << (n_vocab % 64)) - 1;
         }
         mask

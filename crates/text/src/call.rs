@@ -116,7 +116,7 @@ fn value_source(key: &schema::Key) -> Option<Source> {
             }
         },
     };
-    Some(Source::Lark(lark))
+    Some(Source::Parameter(lark))
 }
 
 /// A call being written.

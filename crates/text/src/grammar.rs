@@ -23,8 +23,14 @@ use model::TokenMask;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Most bytes of a JSON schema (as JSON), regular expression or Lark grammar.
-pub const MOST_GRAMMAR_BYTES: usize = 256 * 1024;
+/// Most bytes of a JSON schema, as JSON.
+pub const MOST_SCHEMA_BYTES: usize = 256 * 1024;
+/// Most bytes of a regular expression or a Lark grammar: the time to compile one
+/// grows with the square.
+pub const MOST_GRAMMAR_BYTES: usize = 32 * 1024;
+/// Stack to compile on, bytes: the library follows rules by recursion, and they
+/// can be nested as deeply as a grammar is long.
+const STACK_BYTES: usize = 256 << 20;
 
 /// Most parts of a refused schema that are tried to name the one that is wrong.
 const MOST_TRIES: usize = 200;
@@ -40,12 +46,15 @@ pub(crate) enum Source {
     JsonSchema(Value),
     Regex(String),
     Lark(String),
+    /// A value of a call: a Lark grammar of our own around the schema of a
+    /// parameter.
+    Parameter(String),
 }
 
 impl Source {
     fn kind(&self) -> &'static str {
         match self {
-            Source::JsonSchema(_) => "JSON schema",
+            Source::JsonSchema(_) | Source::Parameter(_) => "JSON schema",
             Source::Regex(_) => "regular expression",
             Source::Lark(_) => "Lark grammar",
         }
@@ -54,7 +63,14 @@ impl Source {
     fn n_bytes(&self) -> usize {
         match self {
             Source::JsonSchema(schema) => schema.to_string().len(),
-            Source::Regex(text) | Source::Lark(text) => text.len(),
+            Source::Regex(text) | Source::Lark(text) | Source::Parameter(text) => text.len(),
+        }
+    }
+
+    fn most_bytes(&self) -> usize {
+        match self {
+            Source::JsonSchema(_) | Source::Parameter(_) => MOST_SCHEMA_BYTES,
+            Source::Regex(_) | Source::Lark(_) => MOST_GRAMMAR_BYTES,
         }
     }
 }
@@ -72,12 +88,11 @@ impl Grammars {
         let vocabulary = Arc::new(Vocabulary::new(tokenizer));
         let env: TokEnv = vocabulary.clone();
         let slices = SlicedBiasComputer::general_slices();
-        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
-            .map_err(|error| Error::GrammarVocabulary {
+        let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(
+            |error| Error::GrammarVocabulary {
                 reason: shown(&error),
-            })?;
-        factory.quiet();
-        *factory.limits_mut() = limits();
+            },
+        )?;
         Ok(Grammars {
             factory,
             vocabulary,
@@ -95,28 +110,43 @@ impl Grammars {
     /// [`Error::GrammarTooLarge`], [`Error::Grammar`].
     pub(crate) fn compile(&self, source: &Source) -> Result<Grammar, Error> {
         let (kind, found_bytes) = (source.kind(), source.n_bytes());
-        if found_bytes > MOST_GRAMMAR_BYTES {
+        let most_bytes = source.most_bytes();
+        if found_bytes > most_bytes {
             return Err(Error::GrammarTooLarge {
                 kind,
                 found_bytes,
-                most_bytes: MOST_GRAMMAR_BYTES,
+                most_bytes,
             });
         }
+        let compiled = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, || self.compile_here(source));
+            let thread = thread.map_err(|error| format!("no thread to compile it: {error}"))?;
+            let outcome = thread.join();
+            outcome.unwrap_or_else(|_| Err("the grammar library panicked".to_owned()))
+        });
+        compiled.map_err(|reason| Error::Grammar { kind, reason })
+    }
+
+    fn compile_here(&self, source: &Source) -> Result<Grammar, String> {
         let grammar = match source {
             Source::JsonSchema(schema) => {
                 TopLevelGrammar::from_json_schema(with_whitespace(schema.clone()))
             }
-            Source::Regex(regex) => TopLevelGrammar::from_regex(regex),
-            Source::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+            Source::Regex(regex) => {
+                check_regex(regex)?;
+                TopLevelGrammar::from_regex(regex)
+            }
+            Source::Lark(lark) | Source::Parameter(lark) => {
+                TopLevelGrammar::from_lark(lark.clone())
+            }
         };
-        self.begin(grammar, limits())
-            .map_err(|reason| Error::Grammar {
-                kind,
-                reason: match source {
-                    Source::JsonSchema(schema) => self.with_place(schema, reason),
-                    Source::Regex(_) | Source::Lark(_) => reason,
-                },
-            })
+        let grammar = self.begin(grammar, limits());
+        grammar.map_err(|reason| match source {
+            Source::JsonSchema(schema) => self.with_place(schema, reason),
+            Source::Regex(_) => bare_reason(&reason),
+            Source::Lark(_) | Source::Parameter(_) => reason,
+        })
     }
 
     /// A grammar at its beginning, or why there is none. What no text fits is
@@ -135,7 +165,7 @@ impl Grammars {
         let mask = grammar.mask()?;
         match mask.n_allowed() > 0 || grammar.is_complete() {
             true => Ok(grammar),
-            false => Err(NOTHING_FITS.to_owned()),
+            false => Err("no text fits it".to_owned()),
         }
     }
 
@@ -190,6 +220,23 @@ fn small_limits() -> ParserLimits {
         max_grammar_size: 25_000,
         ..limits()
     }
+}
+
+/// Names the place of a mistake, which the grammar library does not.
+fn check_regex(regex: &str) -> Result<(), String> {
+    let Err(error) = regex_syntax::ast::parse::Parser::new().parse(regex) else {
+        return Ok(());
+    };
+    let place = error.span().start.offset;
+    Err(format!("at byte {place}: {}", error.kind()))
+}
+
+/// The reason without the place in the Lark grammar that a regular expression
+/// becomes.
+fn bare_reason(reason: &str) -> String {
+    let inner = reason.split_once("(in regex): ").map(|(_, inner)| inner);
+    let first = inner.and_then(|inner| inner.split("; ").next());
+    first.unwrap_or(reason).to_owned()
 }
 
 /// The library's error on one line of bounded length. What it adds in angle
@@ -276,9 +323,10 @@ impl Vocabulary {
         let n_vocab = tokenizer.n_vocab();
         let mut text = TokenMask::none(n_vocab);
         let mut without_blank = TokenMask::none(n_vocab);
-        let words: Vec<Vec<u8>> = (0..n_vocab as u32)
+        let end = tokenizer.end_tokens().first().copied();
+        let mut words: Vec<Vec<u8>> = (0..n_vocab as u32)
             .map(|id| match tokenizer.token_bytes(id) {
-                // No character has this byte, and the trie marks control tokens with it.
+                // No character has this byte, and in the trie it marks control tokens.
                 Some(bytes) if !bytes.is_empty() && !bytes.contains(&0xFF) => {
                     text.allow(id);
                     bytes.to_vec()
@@ -292,7 +340,10 @@ impl Vocabulary {
                 without_blank.allow(id);
             }
         }
-        let end = tokenizer.end_tokens().first().copied();
+        if let Some(end) = end {
+            // The library expects one control token at least; no grammar can name this.
+            words[end as usize] = b"\xFF<>".to_vec();
+        }
         let info = TokRxInfo::new(n_vocab as u32, end.unwrap_or(INVALID_TOKEN));
         Vocabulary {
             trie: TokTrie::from(&info, &words),

@@ -3,7 +3,7 @@
 mod vocabulary;
 mod walk;
 
-use model::{Constraint, Guide};
+use model::Constraint;
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock};
 use text::{
@@ -25,7 +25,8 @@ static MODELS: LazyLock<Vec<(Arc<Tokenizer>, GuideFactory)>> = LazyLock::new(|| 
         .collect()
 });
 
-fn tool(name: &str, parameters: Value) -> Value {
+fn tool(name: &str, parameters: impl Into<Value>) -> Value {
+    let parameters: Value = parameters.into();
     json!({"type": "function", "function": {"name": name, "parameters": parameters}})
 }
 
@@ -310,7 +311,7 @@ fn what_may_not_come_in_a_call() {
     check(&required, complete, &["\n", "<", "<|start|>"], &ends[..3]);
     let single = TurnSettings {
         parallel_tool_calls: false,
-        ..required.clone()
+        ..required
     };
     check(&single, complete, &["<|eom|>", "<|start|>"], &["<|eot|>"]);
 }

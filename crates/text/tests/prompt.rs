@@ -84,7 +84,7 @@ fn the_next_turn_begins_with_the_very_tokens() {
     let turns = [
         (" to=user<|message|>Hello there.<|eot|>", true),
         (
-            " to=self<|message|>Greet back, say <|eot|> never.<|eom|><|start|>assistant to=user<|message|>Hello again, caf\u{e9} \u{1F600}!<|eot|>",
+            " to=self<|message|>Greet back.<|eom|><|start|>assistant to=user<|message|>Hello again, caf\u{e9} \u{1F600}!<|eot|>",
             true,
         ),
         // Cut by the budget: the template closes the message.

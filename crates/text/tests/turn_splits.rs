@@ -70,7 +70,8 @@ static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
 
 static TOKENS: LazyLock<HashMap<Vec<u8>, u32>> = LazyLock::new(|| {
     let ids = 0..TOKENIZER.n_vocab() as u32;
-    ids.map(|id| (TOKENIZER.token_bytes(id).expect("a token").to_vec(), id))
+    ids.filter(|&id| !TOKENIZER.is_control(id))
+        .map(|id| (TOKENIZER.token_bytes(id).expect("a token").to_vec(), id))
         .collect()
 });
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use text::{GuideFactory, Reader, Tokenizer, TurnEnd, TurnEvent, TurnFormat, TurnSettings};
 
 /// Where a walk must have ended.
-const MOST_TOKENS: usize = 600;
+const MOST_TOKENS: usize = 3000;
 /// From where on a walk looks for the end.
 const N_WILD: usize = 24;
 
@@ -31,7 +31,8 @@ impl Random {
 }
 
 /// What a walk wants to come to, most wanted first.
-const CLOSERS: [&str; 6] = ["</atem:parameter>\n", "\"", "}", "]", "</atem:invoke>", "1"];
+const CLOSERS: [&str; 6] = ["\"", "}", "]", ")", "1", "e"];
+const CALL_CLOSERS: [&str; 4] = ["</atem:parameter>\n", "}", "]", "</atem:invoke>"];
 
 /// Chooses among the tokens that a constraint allows, at random at first and
 /// then towards an end.
@@ -101,17 +102,26 @@ impl Chooser {
         }
     }
 
-    fn wanted(&self, allowed: &[u32]) -> Option<u32> {
+    fn wanted(&mut self, allowed: &[u32]) -> Option<u32> {
         if self.n_chosen < N_WILD {
             return None;
         }
-        let end = allowed.iter().find(|id| self.ends.contains(id));
-        end.copied().or_else(|| self.closer(allowed))
+        let eom = self.tokenizer.id_of("<|eom|>");
+        let mut ends: Vec<u32> = self.ends.iter().copied().chain(eom).collect();
+        if self.random.below(3) == 0 {
+            ends.reverse();
+        }
+        let end = ends.into_iter().find(|end| allowed.contains(end));
+        end.or_else(|| self.closer(allowed))
     }
 
     /// The token that comes furthest towards the first closer that one leads to.
     fn closer(&self, allowed: &[u32]) -> Option<u32> {
-        CLOSERS.iter().find_map(|closer| {
+        let closers: &[&str] = match self.text.starts_with(b"<atem:") {
+            true => &CALL_CLOSERS,
+            false => &CLOSERS,
+        };
+        closers.iter().find_map(|closer| {
             let closer = closer.as_bytes();
             let done = (0..closer.len())
                 .rev()
