@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Toy, alone, greedy, hear, job, mix, prompt, seeded};
+use common::{Toy, alone, end, greedy, hear, job, mix, prompt, seeded};
 use engine::{Ending, Event, Job, Metrics, SamplerSettings, Service, Settings};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -131,14 +131,7 @@ fn check(seed: u64, toy: fn(usize) -> Toy, max_slabs: usize, prefix_cache_bytes:
         }
     }
     assert!(n_whole > cases.len() / 2);
-    handle.drain();
-    service.join().expect("no failure");
-    let metrics = handle.metrics();
-    assert_eq!(
-        (metrics.pages_used, metrics.cache_pages),
-        (0, 0),
-        "all pages return"
-    );
+    let metrics = end(service, &handle);
     assert_eq!(metrics.requests, cases.len() as u64);
     let ended = metrics.completed + metrics.cancelled + metrics.expired + metrics.failed;
     assert_eq!((ended, metrics.failed), (metrics.requests, 0));

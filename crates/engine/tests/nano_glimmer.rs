@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{alone, greedy, hear, job, nano_file, run, seeded};
+use common::{alone, end, greedy, hear, job, nano_file, run, seeded};
 use engine::{Generated, SamplerSettings, Service, Settings};
 use model::{KvType, Model, Options, Reference};
 
@@ -68,8 +68,6 @@ fn answers_are_those_of_the_loop_of_one_sequence() {
             n_cached += heard.timings.cached_tokens;
         }
         assert!(n_cached > 0, "a test of nothing");
-        handle.drain();
-        service.join().expect("no failure");
-        assert_eq!(handle.metrics().pages_used, 0);
+        end(service, &handle);
     }
 }

@@ -3,10 +3,10 @@
 mod common;
 
 use common::{
-    Heard, N_VOCAB, Orders, PAGE, Script, Toy, alone, greedy, hear, job, prompt, run, seeded,
+    Heard, N_VOCAB, Orders, PAGE, Script, Toy, alone, end, greedy, hear, job, prompt, run, seeded,
 };
 use engine::{
-    CacheUse, Ending, Event, Handle, Metrics, Refusal, SamplerSettings, Service, Settings, State,
+    CacheUse, Ending, Event, Handle, Refusal, SamplerSettings, Service, Settings, State,
     choice_seed,
 };
 use model::{Constraint, DeviceError, Guide, TokenMask};
@@ -34,20 +34,6 @@ fn service_of(toy: Toy, settings: Settings) -> (Service, Handle, Arc<Mutex<Order
 fn service(max_slabs: usize, prefix_cache_bytes: u64) -> (Service, Handle) {
     let (service, handle, _) = service_of(Toy::new(max_slabs), settings(prefix_cache_bytes));
     (service, handle)
-}
-
-/// Ends a service; its last counts. Not a page is left.
-fn end(service: Service, handle: &Handle) -> Metrics {
-    handle.drain();
-    service.join().expect("no failure");
-    let metrics = handle.metrics();
-    assert_eq!(
-        (metrics.pages_used, metrics.cache_pages),
-        (0, 0),
-        "all pages return"
-    );
-    assert_eq!((metrics.running, metrics.waiting), (0, 0));
-    metrics
 }
 
 /// What the loop of one sequence answers, from a model of its own.

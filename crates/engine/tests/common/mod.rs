@@ -6,8 +6,8 @@
 #![allow(dead_code)] // each test file uses its part
 
 use engine::{
-    CacheUse, Ending, Engine, Event, Generated, Handle, Job, Request, SamplerSettings, Sequence,
-    Timings,
+    CacheUse, Ending, Engine, Event, Generated, Handle, Job, Metrics, Request, SamplerSettings,
+    Sequence, Service, Timings,
 };
 use gguf::Gguf;
 use model::backend::PageData;
@@ -386,6 +386,20 @@ pub fn hear(events: &Receiver<Event>) -> Heard {
 pub fn run(handle: &Handle, (job, events): (Job, Receiver<Event>)) -> Heard {
     handle.submit(job).expect("it is taken");
     hear(&events)
+}
+
+/// Ends a service; its last counts. Not a page is left.
+pub fn end(service: Service, handle: &Handle) -> Metrics {
+    handle.drain();
+    service.join().expect("no failure");
+    let metrics = handle.metrics();
+    assert_eq!(
+        (metrics.pages_used, metrics.cache_pages),
+        (0, 0),
+        "all pages return"
+    );
+    assert_eq!((metrics.running, metrics.waiting), (0, 0));
+    metrics
 }
 
 /// The same answer from the loop of one sequence, alone, on a model of its own.
