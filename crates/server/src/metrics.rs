@@ -90,107 +90,123 @@ impl fmt::Debug for Engine {
 
 impl Collector for Engine {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let m = self.0.metrics();
-        for (name, help, value) in [
-            ("jobs", "Jobs taken", m.requests),
-            ("jobs_refused", "Jobs not taken", m.refused),
-            (
-                "jobs_completed",
-                "Jobs that ended by themselves",
-                m.completed,
-            ),
-            ("jobs_cancelled", "Jobs whose client went away", m.cancelled),
-            ("jobs_expired", "Jobs that ran out of time", m.expired),
-            ("jobs_failed", "Jobs that failed", m.failed),
-            ("prompt_tokens", "Tokens of prompts", m.prompt_tokens),
-            (
-                "cached_tokens",
-                "Prompt tokens taken over from the cache",
-                m.cached_tokens,
-            ),
-            ("generated_tokens", "Tokens made", m.generated_tokens),
-            (
-                "cache_lookups",
-                "Prompts looked up in the cache",
-                m.cache_lookups,
-            ),
-            ("cache_hits", "Prompts found there in part", m.cache_hits),
-            (
-                "cache_evictions",
-                "Positions that the cache gave up",
-                m.cache_evictions,
-            ),
-            (
-                "preemptions",
-                "Sequences that gave up their pages",
-                m.preemptions,
-            ),
-            (
-                "recomputed_tokens",
-                "Rows computed anew after that",
-                m.recomputed_tokens,
-            ),
-            ("passes", "Passes of the model", m.passes),
-            ("rows", "Rows of all passes", m.rows),
-        ] {
-            let counter = ConstCounter::new(value);
-            let to = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
-            counter.encode(to)?;
-        }
-        let bytes = Some(&Unit::Bytes);
-        for (name, help, unit, value) in [
-            (
-                "sequences_running",
-                "Sequences that run",
-                None,
-                m.running as u64,
-            ),
-            (
-                "sequences_waiting",
-                "Sequences that wait",
-                None,
-                m.waiting as u64,
-            ),
-            ("pages_used", "Pages in use", None, m.pages_used as u64),
-            (
-                "cache_pages",
-                "Pages that the cache holds",
-                None,
-                m.cache_pages as u64,
-            ),
-            ("cache", "What the cache holds", bytes, m.cache_bytes),
-            ("kv_used", "Keys and values in use", bytes, m.kv_used_bytes),
-            (
-                "kv_capacity",
-                "Room for keys and values",
-                bytes,
-                m.kv_capacity_bytes,
-            ),
-        ] {
-            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            let to = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
-            gauge.encode(to)?;
-        }
+        let metrics = self.0.metrics();
+        encode_counters(&mut encoder, &metrics)?;
+        encode_gauges(&mut encoder, &metrics)?;
         for (name, help, histogram) in [
             (
                 "first_token",
                 "From submission to the first token",
-                &m.first_token,
+                &metrics.first_token,
             ),
             (
                 "token_interval",
                 "Between two tokens of one answer",
-                &m.token_interval,
+                &metrics.token_interval,
             ),
-            ("pass_time", "Passes of the model", &m.pass_time),
+            ("pass_time", "Passes of the model", &metrics.pass_time),
         ] {
-            times(&mut encoder, name, help, histogram)?;
+            encode_times(&mut encoder, name, help, histogram)?;
         }
         Ok(())
     }
 }
 
-fn times(
+fn encode_counters(
+    encoder: &mut DescriptorEncoder<'_>,
+    m: &engine::Metrics,
+) -> Result<(), fmt::Error> {
+    for (name, help, value) in [
+        ("jobs", "Jobs taken", m.requests),
+        ("jobs_refused", "Jobs not taken", m.refused),
+        (
+            "jobs_completed",
+            "Jobs that ended by themselves",
+            m.completed,
+        ),
+        ("jobs_cancelled", "Jobs whose client went away", m.cancelled),
+        ("jobs_expired", "Jobs that ran out of time", m.expired),
+        ("jobs_failed", "Jobs that failed", m.failed),
+        ("prompt_tokens", "Tokens of prompts", m.prompt_tokens),
+        (
+            "cached_tokens",
+            "Prompt tokens taken over from the cache",
+            m.cached_tokens,
+        ),
+        ("generated_tokens", "Tokens made", m.generated_tokens),
+        (
+            "cache_lookups",
+            "Prompts looked up in the cache",
+            m.cache_lookups,
+        ),
+        ("cache_hits", "Prompts found there in part", m.cache_hits),
+        (
+            "cache_evictions",
+            "Positions that the cache gave up",
+            m.cache_evictions,
+        ),
+        (
+            "preemptions",
+            "Sequences that gave up their pages",
+            m.preemptions,
+        ),
+        (
+            "recomputed_tokens",
+            "Rows computed anew after that",
+            m.recomputed_tokens,
+        ),
+        ("passes", "Passes of the model", m.passes),
+        ("rows", "Rows of all passes", m.rows),
+    ] {
+        let counter = ConstCounter::new(value);
+        let to = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+        counter.encode(to)?;
+    }
+    Ok(())
+}
+
+fn encode_gauges(
+    encoder: &mut DescriptorEncoder<'_>,
+    m: &engine::Metrics,
+) -> Result<(), fmt::Error> {
+    let bytes = Some(&Unit::Bytes);
+    for (name, help, unit, value) in [
+        (
+            "sequences_running",
+            "Sequences that run",
+            None,
+            m.running as u64,
+        ),
+        (
+            "sequences_waiting",
+            "Sequences that wait",
+            None,
+            m.waiting as u64,
+        ),
+        ("pages_used", "Pages in use", None, m.pages_used as u64),
+        (
+            "cache_pages",
+            "Pages that the cache holds",
+            None,
+            m.cache_pages as u64,
+        ),
+        ("cache", "What the cache holds", bytes, m.cache_bytes),
+        ("kv_used", "Keys and values in use", bytes, m.kv_used_bytes),
+        (
+            "kv_capacity",
+            "Room for keys and values",
+            bytes,
+            m.kv_capacity_bytes,
+        ),
+    ] {
+        let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+        let to = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
+        gauge.encode(to)?;
+    }
+    Ok(())
+}
+
+fn encode_times(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,

@@ -121,11 +121,16 @@ async fn no_method(method: Method, uri: Uri) -> ApiError {
 
 /// A bug of ours: the request fails, the server goes on.
 fn panicked(panic: Box<dyn Any + Send>) -> Response {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    tracing::error!(
-        panic = text.unwrap_or("of unknown kind"),
-        "a request panicked"
-    );
+    let text = match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => {
+            let text = panic.downcast::<&str>();
+            text.map_or_else(
+                |_| "it did not say why".to_string(),
+                |text| text.to_string(),
+            )
+        }
+    };
+    tracing::error!(panic = text, "a request panicked");
     ApiError::internal("the request met a bug of the server").into_response()
 }

@@ -51,10 +51,30 @@ fn check(server: &TestServer, path: &str, body: &Value, param: Option<&str>, exp
     assert!(error["code"].is_string(), "{body}");
 }
 
-#[test]
-fn fields_of_every_generation() {
+/// Checks that both interfaces refuse each of these, naming the field.
+fn check_generation(cases: &[(Value, &str, &str)]) {
     let server = TestServer::scripted(Setup::default());
-    for (fields, param, expected) in [
+    for (fields, param, expected) in cases {
+        for (path, body) in [
+            (CHAT, chat(fields.clone())),
+            (COMPLETIONS, completion(fields.clone())),
+        ] {
+            check(&server, path, &body, Some(param), expected);
+        }
+    }
+}
+
+/// Checks that a chat refuses each of these, naming the field.
+fn check_chats(cases: &[(Value, &str, &str)]) {
+    let server = TestServer::scripted(Setup::default());
+    for (fields, param, expected) in cases {
+        check(&server, CHAT, &chat(fields.clone()), Some(param), expected);
+    }
+}
+
+#[test]
+fn fields_of_the_sampler() {
+    check_generation(&[
         (
             json!({"temperature": -1}),
             "temperature",
@@ -105,6 +125,12 @@ fn fields_of_every_generation() {
             "xtc_probability",
             "xtc_probability: found 2, expected 0 to 1",
         ),
+    ]);
+}
+
+#[test]
+fn fields_of_every_generation() {
+    check_generation(&[
         (json!({"n": 0}), "n", "n: found 0, expected 1 to 64"),
         (json!({"n": 65}), "n", "n: found 65, expected 1 to 64"),
         (
@@ -162,26 +188,12 @@ fn fields_of_every_generation() {
             "max_tokens",
             "max_tokens: found 0, expected 1 or more",
         ),
-        (json!({"regex": "("}), "regex", ""),
-    ] {
-        for (path, body) in [
-            (CHAT, chat(fields.clone())),
-            (COMPLETIONS, completion(fields.clone())),
-        ] {
-            match expected {
-                // The words are the grammar library's.
-                "" => assert_eq!(server.post(path, &body).status, 400, "{body}"),
-                expected => check(&server, path, &body, Some(param), expected),
-            }
-        }
-    }
+    ]);
 }
 
 #[test]
 fn fields_of_chats() {
-    let server = TestServer::scripted(Setup::default());
-    let two_tools = json!([tool("a"), tool("a")]);
-    for (fields, param, expected) in [
+    check_chats(&[
         (
             json!({"messages": [{"role": "robot", "content": "x"}]}),
             "messages[0].role",
@@ -253,6 +265,12 @@ fn fields_of_chats() {
             "chat_template_kwargs.knowledge_cutoff",
             "chat_template_kwargs.knowledge_cutoff: found 5, expected a string",
         ),
+    ]);
+}
+
+#[test]
+fn fields_of_tools() {
+    check_chats(&[
         (
             json!({"tools": [{"type": "web_search"}]}),
             "tools[0].type",
@@ -264,7 +282,7 @@ fn fields_of_chats() {
             "tools[0].function.name: found self, expected 1 to 64 letters, digits, _, - and ., other than self and user",
         ),
         (
-            json!({ "tools": two_tools }),
+            json!({"tools": [tool("a"), tool("a")]}),
             "tools[1].function.name",
             "tools[1].function.name: found a, a second time, expected names that differ",
         ),
@@ -294,6 +312,12 @@ fn fields_of_chats() {
             "tool_choice.allowed_tools",
             "tool_choice.allowed_tools is not supported: send only the tools that are allowed",
         ),
+    ]);
+}
+
+#[test]
+fn fields_of_formats_and_what_is_not_done() {
+    check_chats(&[
         (
             json!({"regex": "a", "grammar": "b"}),
             "grammar",
@@ -334,9 +358,7 @@ fn fields_of_chats() {
             "web_search_options",
             "web_search_options is not supported: there is no web search",
         ),
-    ] {
-        check(&server, CHAT, &chat(fields), Some(param), expected);
-    }
+    ]);
 }
 
 #[test]
@@ -465,6 +487,24 @@ fn json_that_is_none_and_values_of_the_wrong_type_are_named_by_their_place() {
         if param.is_some() {
             assert_eq!(error["param"].as_str(), param, "{body}: {found}");
         }
+    }
+}
+
+#[test]
+fn a_grammar_that_is_none_is_refused() {
+    let server = TestServer::scripted(Setup::default());
+    for fields in [
+        json!({"regex": "("}),
+        json!({"grammar": "start: missing"}),
+        json!({"regex": "a".repeat(300 << 10)}),
+    ] {
+        // The words are the grammar library's.
+        assert_eq!(
+            server.post(CHAT, &chat(fields.clone())).status,
+            400,
+            "{fields}"
+        );
+        assert_eq!(server.post(COMPLETIONS, &completion(fields)).status, 400);
     }
 }
 

@@ -15,8 +15,10 @@ fn chat(text: &str, fields: Value) -> Value {
         "reasoning_effort": "low",
         "max_tokens": 24,
     });
-    let map = body.as_object_mut().expect("an object");
-    map.extend(fields.as_object().expect("an object").clone());
+    let Value::Object(fields) = fields else {
+        panic!("fields are an object")
+    };
+    body.as_object_mut().expect("an object").extend(fields);
     body
 }
 
@@ -35,9 +37,9 @@ fn answers_together_are_the_answers_alone() {
     let server = Arc::new(TestServer::nano(Setup::default(), KV_BYTES));
     // Greedy and drawn, with and without logprobs, of several lengths.
     let request = |i: usize| {
-        let seeded = json!({"temperature": 0.8, "seed": i, "logprobs": i % 3 == 0, "cache_prompt": i % 2 == 0});
+        let seeded = json!({"temperature": 0.8, "seed": i, "logprobs": i.is_multiple_of(3), "cache_prompt": i.is_multiple_of(2)});
         let greedy = json!({"logprobs": true, "max_tokens": 8 + i % 5});
-        let fields = if i % 2 == 0 { seeded } else { greedy };
+        let fields = if i.is_multiple_of(2) { seeded } else { greedy };
         chat(&format!("Tell me a story about number {}.", i % 16), fields)
     };
     let alone: Vec<Said> = (0..N)
@@ -70,7 +72,7 @@ fn what_was_said_before_is_not_computed_again() {
     // The next turn, with the answer and its reasoning sent back, begins behind
     // what was generated.
     let message = &first["choices"][0]["message"];
-    let mut next = body.clone();
+    let mut next = body;
     let messages = next["messages"].as_array_mut().expect("a list");
     messages.push(message.clone());
     messages.push(json!({"role": "user", "content": "And then?"}));

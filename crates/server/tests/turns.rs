@@ -73,33 +73,42 @@ fn check(server: &TestServer, case: &Case<'_>, token_lists: &[Vec<u32>]) {
     }
 }
 
-#[test]
-fn turns_become_reasoning_content_and_calls() {
-    const CALL: &str = "<atem:function_calls>\n<atem:invoke name=\"get_weather\">\n\
-        <atem:parameter name=\"city\">Paris</atem:parameter>\n\
-        <atem:parameter name=\"days\">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>";
-    let call = json!(["get_weather", {"city": "Paris", "days": 2}]);
-    let two_calls = format!(
-        " to=self<|message|>Look.<|eom|><|start|>assistant to=get_weather<|message|>{CALL}<|eom|>\
-         <|start|>assistant to=get_weather<|message|>{CALL}<|eot|>"
-    );
-    let answer_then_call = format!(
-        " to=user<|message|>Wait.<|eom|><|start|>assistant to=get_weather<|message|>{CALL}<|eot|>"
-    );
-    let cut_call = format!(" to=get_weather<|message|>{}", &CALL[..60]);
-    let plain = |turn, content| Case {
+const CALL: &str = "<atem:function_calls>\n<atem:invoke name=\"get_weather\">\n\
+    <atem:parameter name=\"city\">Paris</atem:parameter>\n\
+    <atem:parameter name=\"days\">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>";
+
+/// A turn that is nothing but an answer.
+fn plain<'a>(turn: &'a str, content: &'a str) -> Case<'a> {
+    Case {
         turn,
         fields: json!({}),
         reasoning: "",
         content,
         calls: json!([]),
         finish: "stop",
-    };
-    let stopped = |turn, stop: Value, content| Case {
+    }
+}
+
+/// A turn that a stop string ends.
+fn stopped<'a>(turn: &'a str, stop: &Value, content: &'a str) -> Case<'a> {
+    Case {
         fields: json!({ "stop": stop }),
         ..plain(turn, content)
-    };
-    let cases = [
+    }
+}
+
+/// Plays turns, in tokens as the vocabulary has them and byte by byte.
+fn check_all(cases: &[Case<'_>]) {
+    let server = TestServer::scripted(Setup::default());
+    for case in cases {
+        let token_lists = [server.turn(case.turn), server.turn_in_bytes(case.turn)];
+        check(&server, case, &token_lists);
+    }
+}
+
+#[test]
+fn answers_become_content() {
+    check_all(&[
         plain(" to=user<|message|>Hello.<|eot|>", "Hello."),
         plain(
             " to=user<|message|>H\u{e9}llo \u{4e16}\u{754c} \u{1f389}!<|eot|>",
@@ -122,6 +131,21 @@ fn turns_become_reasoning_content_and_calls() {
             " to=user<|message|>A.<|eom|><|start|>user<|message|>B.<|eot|>",
             "A.",
         ),
+    ]);
+}
+
+#[test]
+fn turns_become_reasoning_and_calls() {
+    let call = json!(["get_weather", {"city": "Paris", "days": 2}]);
+    let two_calls = format!(
+        " to=self<|message|>Look.<|eom|><|start|>assistant to=get_weather<|message|>{CALL}<|eom|>\
+         <|start|>assistant to=get_weather<|message|>{CALL}<|eot|>"
+    );
+    let answer_then_call = format!(
+        " to=user<|message|>Wait.<|eom|><|start|>assistant to=get_weather<|message|>{CALL}<|eot|>"
+    );
+    let cut_call = format!(" to=get_weather<|message|>{}", &CALL[..60]);
+    check_all(&[
         Case {
             reasoning: "Think \u{2014} hard.",
             ..plain(
@@ -145,25 +169,31 @@ fn turns_become_reasoning_content_and_calls() {
             finish: "length",
             ..plain(&cut_call, "")
         },
+    ]);
+}
+
+#[test]
+fn stop_strings_end_the_answer_before_them() {
+    check_all(&[
         stopped(
             " to=user<|message|>one two three<|eot|>",
-            json!("two"),
+            &json!("two"),
             "one ",
         ),
         stopped(
             " to=user<|message|>one two three<|eot|>",
-            json!(["xyz", " th"]),
+            &json!(["xyz", " th"]),
             "one two",
         ),
-        stopped(" to=user<|message|>abcd<|eot|>", json!("cde"), "abcd"),
+        stopped(" to=user<|message|>abcd<|eot|>", &json!("cde"), "abcd"),
         stopped(
             " to=user<|message|>a\u{4e16}\u{754c}b<|eot|>",
-            json!("\u{754c}"),
+            &json!("\u{754c}"),
             "a\u{4e16}",
         ),
         stopped(
             " to=user<|message|>x\u{1f389}\u{1f38a}<|eot|>",
-            json!("\u{1f38a}"),
+            &json!("\u{1f38a}"),
             "x\u{1f389}",
         ),
         // Stop strings look at the answer, not at the reasoning.
@@ -171,16 +201,11 @@ fn turns_become_reasoning_content_and_calls() {
             reasoning: "STOP",
             ..stopped(
                 " to=self<|message|>STOP<|eom|><|start|>assistant to=user<|message|>go STOP on<|eot|>",
-                json!("STOP"),
+                &json!("STOP"),
                 "go ",
             )
         },
-    ];
-    let server = TestServer::scripted(Setup::default());
-    for case in &cases {
-        let token_lists = [server.turn(case.turn), server.turn_in_bytes(case.turn)];
-        check(&server, case, &token_lists);
-    }
+    ]);
 }
 
 #[test]
