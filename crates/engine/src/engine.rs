@@ -6,11 +6,10 @@
 //! affair.
 
 use crate::Error;
-use crate::sampler::{LogProbs, RowsNeeded, Sampler, SamplerSettings};
+use crate::choice::{checked, choose, wanted};
+use crate::sampler::{Sampler, SamplerSettings};
 use crate::sequence::Sequence;
-use model::{
-    Batch, Constraint, Forward, Guide, Outputs, PagePool, RowOutput, TokenMask, Verdict, Want,
-};
+use model::{Batch, Constraint, Forward, Guide, Outputs, PagePool, RowOutput, Verdict, Want};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -33,7 +32,7 @@ pub struct Request {
 }
 
 /// A generated token.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Generated {
     /// The token.
     pub token: u32,
@@ -54,6 +53,8 @@ pub enum Ending {
     Context,
     /// The receiver of tokens broke off.
     Cancelled,
+    /// The request's time is up. Only a [`crate::Service`] has deadlines.
+    Deadline,
 }
 
 /// Takes what generation makes, as it is made.
@@ -108,14 +109,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Context`].
     pub fn new(model: Box<dyn Forward>, n_ctx: Option<usize>) -> Result<Engine, Error> {
-        let trained = model.config().n_ctx;
-        let n_ctx = n_ctx.unwrap_or(trained);
-        if n_ctx < 2 || n_ctx > trained {
-            return Err(Error::Context {
-                found: n_ctx,
-                n_ctx: trained,
-            });
-        }
+        let n_ctx = n_ctx_of(&*model, n_ctx)?;
         let capacity = model.capacity();
         Ok(Engine {
             pool: PagePool::new(capacity.layout, capacity.max_slabs),
@@ -306,16 +300,10 @@ impl Engine {
         constraint: Constraint,
         receive: &mut dyn Receive,
     ) -> Result<Generated, Error> {
-        let (forced, mask) = match constraint {
-            Constraint::Free => (None, None),
-            Constraint::Forced(token) => (Some(token), None),
-            Constraint::Masked(mask) => (None, Some(mask)),
-        };
         let n_vocab = self.model.config().n_vocab;
-        if let Some(token) = forced.filter(|&token| token as usize >= n_vocab) {
-            return Err(model::Error::TokenUnknown { token, n_vocab }.into());
-        }
-        let want = wanted(request, sampler, forced, mask.as_ref());
+        let constraint = checked(constraint, n_vocab)
+            .map_err(|token| model::Error::TokenUnknown { token, n_vocab })?;
+        let want = wanted(request.logprobs, sampler, &constraint);
         let last = sequence.len() - 1;
         if sequence.n_computed() > last {
             // Something computed the newest token already: its logits are gone.
@@ -330,16 +318,27 @@ impl Engine {
                 receive.prefilled(sequence.n_computed() - first, last + 1 - first);
             }
         }
-        let Some(output) = output else {
-            let token = forced.expect("a row is wanted where nothing is forced");
-            return Ok(Generated {
-                token,
-                logprob: None,
-                top: Vec::new(),
-            });
-        };
-        choose(sequence, request, sampler, (forced, mask.as_ref()), output)
+        choose(
+            sequence.tokens(),
+            request.logprobs,
+            sampler,
+            &constraint,
+            output.as_ref(),
+        )
     }
+}
+
+/// Tokens of a context that was asked for, or of the model's own.
+pub(crate) fn n_ctx_of(model: &dyn Forward, asked: Option<usize>) -> Result<usize, Error> {
+    let trained = model.config().n_ctx;
+    let n_ctx = asked.unwrap_or(trained);
+    if n_ctx < 2 || n_ctx > trained {
+        return Err(Error::Context {
+            found: n_ctx,
+            n_ctx: trained,
+        });
+    }
+    Ok(n_ctx)
 }
 
 /// `outputs` of the rows `wanted` of a pass from `start` on, all finite.
@@ -353,62 +352,4 @@ fn finite(start: usize, wanted: &[u32], outputs: Outputs) -> Result<Outputs, Err
         }
     }
     Ok(outputs)
-}
-
-/// What must be read back of the newest row; `None` if its token is known.
-fn wanted(
-    request: &Request,
-    sampler: &Sampler,
-    forced: Option<u32>,
-    mask: Option<&TokenMask>,
-) -> Option<Want> {
-    if request.logprobs.is_some() {
-        return Some(Want::Full);
-    }
-    if forced.is_some() {
-        return None;
-    }
-    Some(match sampler.settings().rows_needed(mask) {
-        RowsNeeded::Argmax => Want::Argmax,
-        RowsNeeded::TopK(k) => Want::TopK {
-            k: k as usize,
-            logsumexp: false,
-        },
-        RowsNeeded::Full => Want::Full,
-    })
-}
-
-/// The token that follows `sequence`, from the output of its newest row.
-fn choose(
-    sequence: &Sequence,
-    request: &Request,
-    sampler: &mut Sampler,
-    (forced, mask): (Option<u32>, Option<&TokenMask>),
-    output: RowOutput,
-) -> Result<Generated, Error> {
-    let position = sequence.len() as u64;
-    let history = sequence.tokens();
-    let (mut logprob, mut top) = (None, Vec::new());
-    let token = match output {
-        RowOutput::NonFinite { .. } => unreachable!("a pass with such a row is an error"),
-        RowOutput::Argmax { token, .. } => token,
-        RowOutput::TopK { top, .. } => sampler.sample_top(&top, position)?.token,
-        RowOutput::Full(logits) => {
-            let token = match forced {
-                Some(token) => token,
-                None => sampler.sample(&logits, position, history, mask)?.token,
-            };
-            if let Some(k) = request.logprobs {
-                let logprobs = LogProbs::new(&logits)?;
-                logprob = logprobs.token(token);
-                top = logprobs.top(k);
-            }
-            token
-        }
-    };
-    Ok(Generated {
-        token,
-        logprob,
-        top,
-    })
 }

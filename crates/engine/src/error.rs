@@ -1,4 +1,4 @@
-//! Why a request ends without an answer.
+//! Why a request ends without an answer, or an engine does not start.
 
 use crate::sampler::SampleError;
 
@@ -44,4 +44,23 @@ pub enum Error {
         /// First token whose logit is not finite.
         token: u32,
     },
+    /// The pages do not hold one sequence of the context asked for.
+    #[error(
+        "a context of {n_ctx} tokens needs {wanted} slabs of pages, but the memory for keys and \
+         values holds {total}"
+    )]
+    PoolTooSmall {
+        /// Tokens asked for.
+        n_ctx: usize,
+        /// Slabs that one such sequence needs.
+        wanted: usize,
+        /// Slabs there are.
+        total: usize,
+    },
+    /// The engine's thread could not be started.
+    #[error("cannot start the engine's thread: {0}")]
+    Thread(std::io::Error),
+    /// A bug ended the engine's thread.
+    #[error("the engine's thread panicked: {0}")]
+    Panicked(String),
 }

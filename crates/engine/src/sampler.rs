@@ -17,7 +17,7 @@ mod penalties;
 mod pool;
 mod settings;
 
-pub use draw::{Stream, draw, philox4x32_10};
+pub use draw::{Stream, choice_seed, draw, philox4x32_10};
 pub use logprobs::LogProbs;
 pub use settings::{MAX_TOP_CANDIDATES, RowsNeeded, SamplerSettings};
 
@@ -167,6 +167,11 @@ impl Sampler {
     /// The settings.
     pub fn settings(&self) -> &SamplerSettings {
         &self.settings
+    }
+
+    /// Draws by another seed from now on.
+    pub fn reseed(&mut self, seed: u64) {
+        self.settings.seed = seed;
     }
 
     /// Chooses the token at `position` from the full row `logits` `[n_vocab]`.

@@ -21,6 +21,14 @@ impl Sequence {
         Sequence::default()
     }
 
+    /// A sequence of `tokens`, none of them computed.
+    pub(crate) fn of(tokens: Vec<u32>) -> Sequence {
+        Sequence {
+            tokens,
+            pages: SequencePages::new(),
+        }
+    }
+
     /// All tokens, computed or not.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens

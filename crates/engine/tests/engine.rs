@@ -1,5 +1,8 @@
 //! The loop from tokens to tokens, on the bundled model.
 
+mod common;
+
+use common::Script;
 use engine::{
     Ending, Engine, Error, Generated, Generation, Receive, Request, SampleError, Sampler,
     SamplerSettings, Sequence,
@@ -9,8 +12,8 @@ use model::backend::PageData;
 use model::kv::PageCopy;
 use model::{
     Batch, Capacity, Caps, Config, Constraint, DeviceError, DraftRequest, DrafterConfig, Forward,
-    Guide, KvType, Model, Options, Outputs, PageClass, PageId, Reference, RowOutput, Tables,
-    TokenMask, Verdict, Want, WindowConvention,
+    KvType, Model, Options, Outputs, PageClass, PageId, Reference, RowOutput, Tables, TokenMask,
+    Want, WindowConvention,
 };
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -36,33 +39,6 @@ fn engine_of(n_ctx: usize, kv_bytes: u64) -> Engine {
 
 fn engine() -> Engine {
     engine_of(2048, 256 << 20)
-}
-
-/// Stops at one token, and may constrain each place.
-#[derive(Clone, Default)]
-struct Script {
-    stop: Option<u32>,
-    constraints: Vec<Constraint>,
-    place: usize,
-}
-
-impl Guide for Script {
-    fn constraint(&mut self) -> Constraint {
-        let constraint = self.constraints.get(self.place);
-        constraint.cloned().unwrap_or(Constraint::Free)
-    }
-
-    fn accept(&mut self, token: u32) -> Verdict {
-        self.place += 1;
-        match Some(token) == self.stop {
-            true => Verdict::Stop,
-            false => Verdict::Continue,
-        }
-    }
-
-    fn fork(&self) -> Box<dyn Guide> {
-        Box::new(self.clone())
-    }
 }
 
 fn greedy(max_tokens: usize) -> Request {

@@ -216,6 +216,49 @@ impl PagePool {
         self.slabs.iter().map(|s| s.n_used).sum()
     }
 
+    /// Slabs that the pool may have.
+    pub fn max_slabs(&self) -> usize {
+        self.max_slabs
+    }
+
+    /// Gives up all slabs behind the last one with a page in use: the device
+    /// turned out to have no memory for more.
+    pub fn shrink_to_used(&mut self) {
+        let last = self.slabs.iter().rposition(|slab| slab.n_used > 0);
+        self.max_slabs = last.map_or(0, |last| last + 1);
+        for slab in self.max_slabs..self.slabs.len() {
+            self.close_slab(slab);
+        }
+        self.slabs.truncate(self.max_slabs);
+        self.references
+            .truncate(self.max_slabs * self.layout.stride());
+    }
+
+    /// Can so many pages of each class, by number, be allocated now?
+    pub fn has_room_for(&self, n_pages: [usize; 3]) -> bool {
+        let mut n_empty = self.max_slabs - self.slabs.len();
+        let mut n_free = [0; 3];
+        for slab in &self.slabs {
+            match slab.class {
+                Some(class) if slab.n_used > 0 => {
+                    n_free[class as usize] += self.layout.pages_per_slab(class) - slab.n_used;
+                }
+                _ => n_empty += 1,
+            }
+        }
+        let slabs = PageClass::ALL.map(|class| {
+            let beyond = n_pages[class as usize].saturating_sub(n_free[class as usize]);
+            match (beyond, self.layout.pages_per_slab(class)) {
+                (0, _) => Some(0),
+                // No number of slabs holds pages of a class that the model lacks.
+                (_, 0) => None,
+                (_, per_slab) => Some(beyond.div_ceil(per_slab)),
+            }
+        });
+        let wanted: Option<usize> = slabs.into_iter().sum();
+        wanted.is_some_and(|wanted| wanted <= n_empty)
+    }
+
     /// References to `page`.
     pub fn n_references(&self, page: PageId) -> u32 {
         self.references.get(page.0 as usize).copied().unwrap_or(0)
@@ -313,6 +356,31 @@ impl SequencePages {
     /// A sequence without rows.
     pub fn new() -> SequencePages {
         SequencePages::default()
+    }
+
+    /// A sequence whose `len` rows were computed for another one: `tables` by
+    /// class, one entry per 256 positions, `None` where the next row does not
+    /// see the page. Every page is shared.
+    ///
+    /// # Panics
+    /// If a table of a class that the model has does not reach row `len`, or
+    /// holds more, or a page is not in use.
+    pub fn adopt(pool: &mut PagePool, tables: [Vec<Option<PageId>>; 3], len: u32) -> SequencePages {
+        for class in PageClass::ALL {
+            let expected = match pool.layout.classes[class as usize].n_layer {
+                0 => 0,
+                _ => (len as usize).div_ceil(PAGE_ROWS),
+            };
+            let found = tables[class as usize].len();
+            assert_eq!(found, expected, "{class} pages for {len} rows");
+        }
+        let pages = tables.iter().flatten().flatten();
+        pages.for_each(|&page| pool.retain(page));
+        SequencePages {
+            tables,
+            len,
+            replaced: Vec::new(),
+        }
     }
 
     /// Accepted rows.

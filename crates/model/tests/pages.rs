@@ -621,3 +621,94 @@ fn a_shared_page_is_copied_once() {
     assert_eq!(copies, [], "the original is the second's own now");
     assert_eq!(second.table(PageClass::Full)[1], Some(tail));
 }
+
+/// Adopted pages are as good as computed ones: shared until they are written
+/// to, released behind the window, returned at the end.
+#[test]
+fn a_sequence_goes_on_from_adopted_pages() {
+    let mut pool = PagePool::new(layout(), 20);
+    let mut first = SequencePages::new();
+    first.reserve(&mut pool, 700).expect("room");
+    // All pages are held before the rows are accepted.
+    let len = 650;
+    let tables = PageClass::ALL.map(|class| {
+        let first_seen = window_of(class).map_or(0, |w| (len + 1 - w) as usize / PAGE_ROWS);
+        let of_rows = first.table(class).iter().take(3).enumerate();
+        of_rows
+            .map(|(index, page)| page.filter(|_| index >= first_seen))
+            .collect::<Vec<_>>()
+    });
+    let mut second = SequencePages::adopt(&mut pool, tables.clone(), len);
+    first.accept(&mut pool, 700);
+    first.clear(&mut pool);
+    let held = tables.iter().flatten().flatten().count();
+    assert_eq!((second.len(), pool.n_pages_used()), (len, held));
+    let mut third = SequencePages::adopt(&mut pool, tables, len);
+    // Each has rows of its own in the last page now.
+    let copies = second.reserve(&mut pool, 5).expect("room");
+    assert_eq!(copies.len(), 3);
+    assert!(copies.iter().all(|copy| copy.rows == 650 - 2 * PAGE_ROWS));
+    second.accept(&mut pool, 5);
+    assert_eq!(third.reserve(&mut pool, 5).expect("room"), []);
+    third.accept(&mut pool, 5);
+    second.clear(&mut pool);
+    third.clear(&mut pool);
+    assert_eq!(pool.n_pages_used(), 0);
+}
+
+#[test]
+#[should_panic(expected = "full pages for 650 rows")]
+fn adopting_too_few_pages_is_a_bug() {
+    let mut pool = PagePool::new(layout(), 20);
+    SequencePages::adopt(&mut pool, Default::default(), 650);
+}
+
+/// What there is room for can be allocated, and no more: in slabs of the class,
+/// in empty ones, in those not made yet.
+#[test]
+fn room_is_what_can_be_allocated() {
+    let mut pool = PagePool::new(layout(), 4);
+    let check = |pool: &PagePool, n_pages: [usize; 3], expected: bool| {
+        assert_eq!(pool.has_room_for(n_pages), expected, "{n_pages:?}");
+        let mut trial = pool.clone();
+        let mut is_there = true;
+        for class in PageClass::ALL {
+            for _ in 0..n_pages[class as usize] {
+                is_there &= trial.allocate(class).is_ok();
+            }
+        }
+        assert_eq!(is_there, expected, "{n_pages:?} in truth");
+    };
+    check(&pool, [48, 0, 0], true);
+    check(&pool, [49, 0, 0], false);
+    check(&pool, [13, 4, 1], true);
+    check(&pool, [25, 4, 1], false);
+    let full = pool.allocate(PageClass::Full).expect("a page");
+    let sliding = pool.allocate(PageClass::Sliding).expect("a page");
+    check(&pool, [11, 3, 32], true);
+    check(&pool, [12, 3, 32], false);
+    check(&pool, [11, 7, 17], false);
+    pool.release(full);
+    check(&pool, [0, 3, 48], true);
+    check(&pool, [0, 15, 0], true);
+    pool.release(sliding);
+    let mut no_drafter = layout();
+    no_drafter.classes[PageClass::Drafter as usize] = ClassLayout::default();
+    assert!(!PagePool::new(no_drafter, 4).has_room_for([0, 0, 1]));
+}
+
+#[test]
+fn a_pool_that_shrinks_keeps_what_is_used() {
+    let mut pool = PagePool::new(layout(), 9);
+    let pages: Vec<PageId> = (0..20)
+        .map(|_| pool.allocate(PageClass::Sliding).expect("a page"))
+        .collect();
+    // The second slab has three pages left; the first and the last three are empty.
+    pages.iter().skip(8).for_each(|&page| pool.release(page));
+    pages.iter().take(5).for_each(|&page| pool.release(page));
+    pool.shrink_to_used();
+    assert_eq!((pool.max_slabs(), pool.n_pages_used()), (2, 3));
+    let rest: Vec<PageId> = std::iter::from_fn(|| pool.allocate(PageClass::Sliding).ok()).collect();
+    assert_eq!(rest.len(), 5);
+    assert!(rest.iter().all(|&page| layout().locate(page).0 < 2));
+}

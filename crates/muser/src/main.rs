@@ -11,6 +11,7 @@ mod output;
 mod parity;
 mod run;
 mod sampling;
+mod serve;
 mod synth;
 mod template;
 mod terminal;
@@ -33,6 +34,7 @@ use std::process::ExitCode;
                         Muse Glimmer architecture that is part of this program.\n\n\
                         Examples:\n  \
                         muser run \"Tell me a story about a lighthouse\"\n  \
+                        muser serve --model Muse-Glimmer-30B-Q4_K_M.gguf --port 8080\n  \
                         muser run --model Muse-Glimmer-30B-Q4_K_M.gguf --reasoning low \"Hello\"\n  \
                         muser inspect model.gguf"
 )]
@@ -44,6 +46,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Serve(Box<serve::Args>),
     Inspect(inspect::Args),
     Tokenize(tokenize::Args),
     Template(template::Args),
@@ -56,6 +59,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Template(args) => template::run(&args),

@@ -173,10 +173,7 @@ impl MemoryArgs {
 
     /// Warns if weights and `kv_bytes` of keys and values do not fit the memory.
     fn warn_if_short(&self, file: &ModelFile, kv_bytes: u64) {
-        let mut system = sysinfo::System::new();
-        system.refresh_memory();
-        let limit = system.cgroup_limits().map(|limits| limits.total_memory);
-        let memory_bytes = limit.unwrap_or(u64::MAX).min(system.total_memory());
+        let memory_bytes = memory_bytes();
         let weight_bytes = file.gguf.data_bytes();
         if memory_bytes == 0 || weight_bytes.saturating_add(kv_bytes) <= memory_bytes {
             return;
@@ -194,6 +191,14 @@ impl MemoryArgs {
             terminal::bytes(memory_bytes),
         ));
     }
+}
+
+/// Bytes of memory that this process may use; 0 if the system does not say.
+fn memory_bytes() -> u64 {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let limit = system.cgroup_limits().map(|limits| limits.total_memory);
+    limit.unwrap_or(u64::MAX).min(system.total_memory())
 }
 
 /// How a model is loaded.
@@ -296,13 +301,56 @@ impl LoadArgs {
         file: &ModelFile,
         (n_tokens, n_sequences): (usize, usize),
     ) -> anyhow::Result<Model<B>> {
+        self.load_with(be, file, n_tokens, |bytes| n_sequences as u64 * bytes)
+    }
+
+    /// Loads the model for `n_sequences` that share `kv_bytes`. If nothing is
+    /// said about them, they are what the sequences can take, up to half of the
+    /// memory beside the weights.
+    pub fn load_shared(
+        &self,
+        file: &ModelFile,
+        n_sequences: usize,
+        kv_bytes: Option<u64>,
+    ) -> anyhow::Result<Box<dyn Forward>> {
+        let n_tokens = self.ctx.unwrap_or(usize::MAX);
+        let kv_bytes = |bytes: u64| {
+            kv_bytes.unwrap_or_else(|| {
+                let free = match memory_bytes() {
+                    0 => u64::MAX,
+                    memory => memory.saturating_sub(file.gguf.data_bytes()) / 2,
+                };
+                bytes.saturating_mul(n_sequences as u64).min(free)
+            })
+        };
+        match self.device {
+            Device::Cpu => {
+                let be = self.cpu.device()?;
+                Ok(Box::new(self.load_with(be, file, n_tokens, kv_bytes)?))
+            }
+            Device::Reference => {
+                let be = Reference::new();
+                Ok(Box::new(self.load_with(be, file, n_tokens, kv_bytes)?))
+            }
+        }
+    }
+
+    /// Loads the model with as many bytes for keys and values as `kv_bytes` makes
+    /// of those of one sequence of `n_tokens`.
+    fn load_with<B: Backend>(
+        &self,
+        be: B,
+        file: &ModelFile,
+        n_tokens: usize,
+        kv_bytes: impl FnOnce(u64) -> u64,
+    ) -> anyhow::Result<Model<B>> {
         let load = || {
             let config = Config::from_metadata(file.gguf.metadata())?;
             let layout = config.kv_layout(self.kv.into());
             let n_slabs = layout.slabs_for(n_tokens.min(config.n_ctx), be.caps().max_rows);
             let options = Options {
                 kv: self.kv.into(),
-                kv_bytes: (n_sequences * n_slabs * layout.slab_bytes()) as u64,
+                kv_bytes: kv_bytes((n_slabs * layout.slab_bytes()) as u64),
             };
             self.memory.warn_if_short(file, options.kv_bytes);
             Model::load_as(be, &file.gguf, config, options)

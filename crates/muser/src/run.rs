@@ -8,7 +8,7 @@
 //! terminal gets is not always what a pipe gets: `terminal.rs` has the rule.
 
 use crate::chat::{ChatArgs, now, prompt_tokens};
-use crate::input::read_text;
+use crate::input::{read_text, read_text_file};
 use crate::interrupt;
 use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
 use crate::sampling::{Sampling, SamplingArgs, describe};
@@ -17,11 +17,16 @@ use anyhow::{Context, anyhow, bail};
 use engine::{Ending, Engine, Generated, Generation, Receive, Request, SamplerSettings, Sequence};
 use gguf::shown;
 use indicatif::ProgressBar;
+use model::Guide;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use text::{Conversation, Message, Reader, Special, Tokenizer, TurnEvent, TurnFormat, TurnGuide};
+use text::{
+    AnswerFormat, Conversation, GuideFactory, Message, Reader, Special, Tokenizer, TurnEvent,
+    TurnFormat, TurnGuide, TurnSettings,
+};
 
 /// Answer one prompt, streamed
 #[derive(clap::Args, Debug)]
@@ -32,7 +37,8 @@ use text::{Conversation, Message, Reader, Special, Tokenizer, TurnEvent, TurnFor
     muser run --model SmolLM2-135M-Instruct.Q4_1.gguf \"What is the capital of France?\"\n  \
     git diff | muser run --system \"Review this change.\" -\n  \
     muser run --raw --max-tokens 40 \"Once upon a time\"\n  \
-    muser run --json --temperature 0 \"Hello\" | jq .content\n\n\
+    muser run --json --temperature 0 \"Hello\" | jq .content\n  \
+    muser run --json-schema person.json --reasoning-budget 200 \"Invent a person.\"\n\n\
     On a terminal, control characters of the answer are shown as escapes; a pipe or a file gets \
     the answer byte for byte.")]
 pub struct Args {
@@ -61,6 +67,12 @@ pub struct Args {
     /// End the answer before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    /// The answer is JSON that the JSON schema in this file describes; reasoning stays free
+    #[arg(long, value_name = "FILE")]
+    json_schema: Option<PathBuf>,
+    /// End the reasoning after this many tokens, and go on with the answer [default: no limit]
+    #[arg(long, value_name = "N", conflicts_with = "raw")]
+    reasoning_budget: Option<u32>,
     /// Print one JSON object at the end instead of streaming
     #[arg(long)]
     json: bool,
@@ -75,7 +87,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = args.load.open(&args.model)?;
     let tokenizer = file.tokenizer()?;
     let (tokens, format) = args.tokens(&file, &tokenizer, &prompt)?;
-    let reader = Reader::new(Arc::clone(&tokenizer), format, Arc::from([]), &args.stop)?;
+    let (mut guide, reader) = args.turn(&tokenizer, format)?;
 
     let model = args.load.load(&file)?;
     let architecture = model.config().architecture;
@@ -93,11 +105,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     interrupt::watch()?;
     let mut sequence = Sequence::new();
     sequence.push(&tokens);
-    let mut guide = TurnGuide::new(reader.clone());
     let mut answer = Answer::new(reader, args.json);
-    let outcome = engine.generate(&mut sequence, &request, &mut guide, &mut answer);
+    let outcome = engine.generate(&mut sequence, &request, &mut *guide, &mut answer);
     answer.bar.finish_and_clear();
-    let done = outcome.map_err(|error| with_remedy(error, &engine))?;
+    let done = outcome.map_err(|error| match guide.failure() {
+        Some(reason) => anyhow!("the answer cannot go on as demanded: {reason}"),
+        None => with_remedy(error, &engine),
+    })?;
     answer.finish()?;
     if args.json {
         let report = answer.report(&file, &tokens, &request.sampling, &done);
@@ -130,6 +144,35 @@ impl Args {
             bail!("the prompt is empty: there was no text on standard input");
         }
         Ok(prompt)
+    }
+
+    /// What guides the answer, and what reads it. A vocabulary's trie is built
+    /// only where something demands it.
+    fn turn(
+        &self,
+        tokenizer: &Arc<Tokenizer>,
+        format: TurnFormat,
+    ) -> anyhow::Result<(Box<dyn Guide>, Reader)> {
+        let tokenizer = Arc::clone(tokenizer);
+        let answer = match &self.json_schema {
+            None if self.reasoning_budget.is_none() => {
+                let reader = Reader::new(tokenizer, format, Arc::from([]), &self.stop)?;
+                return Ok((Box::new(TurnGuide::new(reader.clone())), reader));
+            }
+            None => AnswerFormat::Text,
+            Some(path) => {
+                let text = read_text_file(path, "the JSON schema")?;
+                let schema = serde_json::from_str(&text);
+                AnswerFormat::JsonSchema(schema.with_context(|| path.display().to_string())?)
+            }
+        };
+        let settings = TurnSettings {
+            stop: self.stop.clone(),
+            answer,
+            reasoning_budget: self.reasoning_budget.map(|n| n as usize),
+            ..TurnSettings::default()
+        };
+        Ok(GuideFactory::new(tokenizer, format)?.turn(&settings)?)
     }
 
     /// The prompt's tokens, and how the answer is to be read.
@@ -291,6 +334,7 @@ impl Answer {
         match done.ending {
             Ending::Context => "context full",
             Ending::Cancelled => "interrupted",
+            Ending::Deadline => "out of time",
             Ending::Guide | Ending::MaxTokens => self.finish_reason(),
         }
     }

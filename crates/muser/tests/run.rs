@@ -270,6 +270,67 @@ fn what_cannot_work_is_refused_before_anything_runs() {
 }
 
 #[test]
+fn an_answer_by_schema_and_reasoning_within_its_budget() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path.display().to_string()
+    };
+    let schema = file("schema.json", r#"{"enum": ["red", "green"]}"#);
+    let (prompt, _) = golden("story-high");
+    let demands = [
+        "--json",
+        "--reasoning",
+        "high",
+        "--json-schema",
+        &schema,
+        "--reasoning-budget",
+        "6",
+        &prompt,
+    ];
+    let outcome = muser(&[&GREEDY[..], &DATE, &demands].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
+    let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    let text = |key: &str| report[key].as_str().expect("a text");
+    assert!(
+        ["\"red\"", "\"green\""].contains(&text("content")),
+        "{report}"
+    );
+    assert_eq!(report["finish_reason"], "stop");
+    // The model's own words, cut after six tokens.
+    assert!(!text("reasoning_content").is_empty());
+    let words = [
+        "tokenize",
+        "--json",
+        "--bos",
+        "never",
+        text("reasoning_content"),
+    ];
+    let tokens: Value = serde_json::from_str(&muser(&words).stdout).expect("JSON");
+    assert_eq!(
+        tokens["tokens"].as_array().map(Vec::len),
+        Some(6),
+        "{tokens}"
+    );
+
+    let wrong = file("wrong.json", r#"{"items": {"type": "strin"}}"#);
+    check_error(
+        &["run", "--json-schema", &wrong, "Hi"],
+        b"",
+        "JSON schema: #/items: Invalid type: strin",
+    );
+    let cut = file("cut.json", "{");
+    check_error(
+        &["run", "--json-schema", &cut, "Hi"],
+        b"",
+        &format!("{cut}: EOF while parsing an object at line 1 column 1"),
+    );
+    let outcome = muser(&["run", "--raw", "--reasoning-budget", "3", "Hi"]);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+}
+
+#[test]
 fn a_model_that_is_none_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().display().to_string();

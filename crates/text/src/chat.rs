@@ -302,6 +302,11 @@ impl Tool {
         self.function().get("parameters")
     }
 
+    /// Are its calls to be well-formed whatever the model writes?
+    pub fn is_strict(&self) -> bool {
+        self.function().get("strict") == Some(&Value::Bool(true))
+    }
+
     fn function(&self) -> &Map<String, Value> {
         match self.0.get("function") {
             Some(Value::Object(function)) => function,

@@ -42,6 +42,11 @@ impl Detokenizer {
         }
     }
 
+    /// Does a blank at the beginning of the next token leave no trace?
+    pub(crate) fn drops_blank(&self) -> bool {
+        self.at_start && self.tokenizer.add_space_prefix()
+    }
+
     /// Adds a token; gives the text that is complete now, often none.
     ///
     /// Bytes that can be no character become U+FFFD, as many as

@@ -287,6 +287,66 @@ pub enum Error {
         /// The code.
         found: String,
     },
+    /// The vocabulary does not fit the grammar library.
+    #[error("tokenizer.ggml.tokens: no grammar can work on them: {reason}")]
+    GrammarVocabulary {
+        /// What the library says.
+        reason: String,
+    },
+    /// A grammar is too long.
+    #[error("{kind}: found {found_bytes} bytes, expected at most {most_bytes}")]
+    GrammarTooLarge {
+        /// JSON schema, regular expression or Lark grammar.
+        kind: &'static str,
+        /// Its length.
+        found_bytes: usize,
+        /// The most that is allowed.
+        most_bytes: usize,
+    },
+    /// A grammar is wrong, not supported or too complex.
+    #[error("{kind}: {reason}")]
+    Grammar {
+        /// JSON schema, regular expression or Lark grammar.
+        kind: &'static str,
+        /// What is wrong and where.
+        reason: String,
+    },
+    /// A formatted answer could never end.
+    #[error("tokenizer.ggml.eos_token_id: missing, expected a token that ends a formatted answer")]
+    NoEndToken,
+    /// A call is demanded, but there is nothing to call.
+    #[error("tool_choice: found no tools, expected at least one to choose from")]
+    ToolChoiceWithoutTools,
+    /// A call of a tool is demanded that is not there.
+    #[error("tool_choice: found the tool \"{found}\", expected one of the tools of the request")]
+    UnknownTool {
+        /// Its name.
+        found: String,
+    },
+    /// The model's call format cannot say what the tool demands.
+    #[error("tool \"{tool}\": it cannot be called: {reason}")]
+    ToolNotCallable {
+        /// Name of the tool.
+        tool: String,
+        /// What cannot be said.
+        reason: String,
+    },
+    /// The schema of a parameter cannot be enforced.
+    #[error("tool \"{tool}\", parameter \"{parameter}\": {reason}")]
+    ToolSchema {
+        /// Name of the tool.
+        tool: String,
+        /// Name of the parameter.
+        parameter: String,
+        /// What is wrong and where.
+        reason: String,
+    },
+    /// A call is demanded of a model whose turns have none.
+    #[error("tool_choice: this model's chat format has no tool calls, expected auto or none")]
+    FormatWithoutCalls,
+    /// Reasoning is bounded of a model whose turns have none.
+    #[error("reasoning budget: this model's chat format has no reasoning to bound")]
+    FormatWithoutReasoning,
     /// A stop string would stop everywhere.
     #[error("stop string {index}: found an empty string, expected at least one character")]
     EmptyStopString {

@@ -10,7 +10,7 @@ use crate::chat::Tool;
 use crate::error::Error;
 use crate::stop::StopStrings;
 use crate::tokenizer::Tokenizer;
-use crate::turn::{FinishReason, TurnEnd, TurnEvent, TurnFormat, TurnParser};
+use crate::turn::{FinishReason, Place, TurnEnd, TurnEvent, TurnFormat, TurnParser};
 use std::sync::Arc;
 
 /// A turn parser that also ends at stop strings.
@@ -65,6 +65,16 @@ impl Reader {
     /// Why the turn is over; `None` while it is not.
     pub fn end(&self) -> Option<TurnEnd> {
         self.end
+    }
+
+    /// Does a blank at the beginning of the next token leave no trace?
+    pub(crate) fn drops_blank(&self) -> bool {
+        self.parser.drops_blank()
+    }
+
+    /// Where the text of the next token goes.
+    pub fn place(&self) -> Place {
+        self.parser.place()
     }
 
     /// Number of complete calls that were passed on.

@@ -1,5 +1,5 @@
-//! One question to the JSON schema of a tool's parameters: may this argument be
-//! a string?
+//! Two questions to the JSON schema of a tool's parameters: may this argument be
+//! a string, and which arguments are there?
 //!
 //! A schema is a list of conditions that all have to hold; what it does not
 //! mention it allows. What a reader would get wrong: so a property without a
@@ -11,7 +11,7 @@
 //! 10.3 (applicators), "Validation" section 6.1 (`type`, `enum`, `const`).
 
 use regex::Regex;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::cell::Cell;
 
 /// Most schemas that one question looks into: references may go in circles.
@@ -29,13 +29,146 @@ pub(crate) fn argument_allows_string(parameters: &Value, key: &str) -> Option<bo
     answer.filter(|_| question.n_left.get() > 0)
 }
 
+/// A key that the schema of an object names.
+pub(crate) struct Key<'s> {
+    /// The whole schema.
+    pub(crate) root: &'s Value,
+    /// The key.
+    pub(crate) name: &'s str,
+    /// Must it be there?
+    pub(crate) is_required: bool,
+    /// Schemas of its value, which all have to hold.
+    schemas: Vec<&'s Value>,
+}
+
+/// The keys that a schema names in `properties`, itself or by `$ref` and
+/// `allOf`, in order.
+pub(crate) fn keys(parameters: &Value) -> Vec<Key<'_>> {
+    let question = Question {
+        root: parameters,
+        n_left: Cell::new(MOST_SCHEMAS),
+    };
+    let parts = question.parts(parameters);
+    let mut keys: Vec<Key> = Vec::new();
+    let properties = parts.iter().filter_map(|part| part.get("properties"));
+    for (name, schema) in properties.filter_map(Value::as_object).flatten() {
+        match keys.iter_mut().find(|key| key.name == name) {
+            Some(key) => key.schemas.push(schema),
+            None => keys.push(Key {
+                root: parameters,
+                name,
+                is_required: parts.iter().any(|part| {
+                    list(part, "required")
+                        .iter()
+                        .any(|required| required == name)
+                }),
+                schemas: vec![schema],
+            }),
+        }
+    }
+    keys
+}
+
+impl<'s> Key<'s> {
+    /// The only strings that its value can be; `None` if others are allowed.
+    pub(crate) fn strings(&self) -> Option<Vec<&'s str>> {
+        let question = Question {
+            root: self.root,
+            n_left: Cell::new(MOST_SCHEMAS),
+        };
+        let parts = self
+            .schemas
+            .iter()
+            .flat_map(|schema| question.parts(schema));
+        let choices = parts.filter_map(|part| match (part.get("const"), part.get("enum")) {
+            (Some(only), _) => Some(vec![only]),
+            (None, Some(Value::Array(choices))) => Some(choices.iter().collect()),
+            _ => None,
+        });
+        let choices = choices.map(|choices| choices.into_iter().filter_map(Value::as_str));
+        choices
+            .map(Iterator::collect::<Vec<_>>)
+            .reduce(|a, b| a.into_iter().filter(|text| b.contains(text)).collect())
+    }
+
+    /// The schema of its value on its own, with what it refers to.
+    pub(crate) fn with_definitions(&self) -> Value {
+        let schema = match self.schemas.as_slice() {
+            [Value::Object(only)] => only.clone(),
+            several => {
+                let all = several.iter().map(|&schema| schema.clone()).collect();
+                Map::from_iter([("allOf".to_owned(), all)])
+            }
+        };
+        with_definitions(self.root, schema)
+    }
+}
+
+/// A part of the schema `root` on its own, with what it may refer to.
+pub(crate) fn with_definitions(root: &Value, mut part: Map<String, Value>) -> Value {
+    for name in ["$defs", "definitions"] {
+        if let Some(definitions) = root.get(name) {
+            part.insert(name.to_owned(), definitions.clone());
+        }
+    }
+    Value::Object(part)
+}
+
+/// The schemas directly inside of a schema, with their JSON pointers.
+pub(crate) fn inner_schemas<'s>(
+    schema: &'s Map<String, Value>,
+) -> Vec<(String, &'s Map<String, Value>)> {
+    const BY_NAME: [&str; 5] = [
+        "properties",
+        "patternProperties",
+        "dependentSchemas",
+        "$defs",
+        "definitions",
+    ];
+    const VALUES: [&str; 5] = ["const", "enum", "default", "examples", "x-guidance"];
+    let mut inner = Vec::new();
+    let mut add = |pointer: String, value: &'s Value| {
+        inner.extend(value.as_object().map(|schema| (pointer, schema)))
+    };
+    for (key, value) in schema
+        .iter()
+        .filter(|(key, _)| !VALUES.contains(&key.as_str()))
+    {
+        let pointer = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
+        match value {
+            Value::Object(schemas) if BY_NAME.contains(&key.as_str()) => {
+                for (name, value) in schemas {
+                    let name = name.replace('~', "~0").replace('/', "~1");
+                    add(format!("{pointer}/{name}"), value);
+                }
+            }
+            Value::Array(schemas) => {
+                let schemas = schemas.iter().enumerate();
+                schemas.for_each(|(index, value)| add(format!("{pointer}/{index}"), value));
+            }
+            value => add(pointer, value),
+        }
+    }
+    inner
+}
+
 struct Question<'s> {
     /// The whole schema, to which references refer.
     root: &'s Value,
     n_left: Cell<usize>,
 }
 
-impl Question<'_> {
+impl<'s> Question<'s> {
+    /// A schema and all that hold with it: by `$ref` and `allOf`.
+    fn parts(&self, schema: &'s Value) -> Vec<&'s Value> {
+        if !self.looks_into_another() {
+            return Vec::new();
+        }
+        let inner = self.target(schema).into_iter().chain(list(schema, "allOf"));
+        let inner = inner.flat_map(|inner| self.parts(inner));
+        std::iter::once(schema).chain(inner).collect()
+    }
+
     /// Counts a schema; false if it is one too many.
     fn looks_into_another(&self) -> bool {
         self.n_left.set(self.n_left.get().saturating_sub(1));
@@ -126,7 +259,7 @@ impl Question<'_> {
     }
 
     /// What `$ref` refers to; references out of the schema are not followed.
-    fn target(&self, schema: &Value) -> Option<&Value> {
+    fn target(&self, schema: &Value) -> Option<&'s Value> {
         let reference = schema.get("$ref")?.as_str()?;
         self.root.pointer(reference.strip_prefix('#')?)
     }

@@ -169,7 +169,8 @@ impl Tokenizer {
     /// With [`Special::Text`] no control token is ever among them. Bytes that
     /// the vocabulary cannot spell are left out, see [`Tokenizer::missing_bytes`].
     pub fn encode(&self, text: &str, special: Special) -> Vec<u32> {
-        self.encode_parts(std::iter::once((text, special)))
+        let parts = std::iter::once((text, special));
+        self.encode_parts(parts, |plain, ids| self.encode_plain(plain, ids))
     }
 
     /// The ids of a text whose parts come from different writers; BOS is not
@@ -178,7 +179,18 @@ impl Tokenizer {
     /// Control tokens are found inside runs of [`Special::Parse`] segments only;
     /// what lies between two control tokens is encoded as one string.
     pub fn encode_segments(&self, segments: &[Segment]) -> Vec<u32> {
-        self.encode_parts(segments.iter().map(|s| (s.text.as_str(), s.special)))
+        self.encode_segments_with(segments, |plain, ids| self.encode_plain(plain, ids))
+    }
+
+    /// As [`Tokenizer::encode_segments`], but `encode` appends the ids of what
+    /// lies between two control tokens; it sees all ids before.
+    pub(crate) fn encode_segments_with(
+        &self,
+        segments: &[Segment],
+        encode: impl FnMut(&str, &mut Vec<u32>),
+    ) -> Vec<u32> {
+        let parts = segments.iter().map(|s| (s.text.as_str(), s.special));
+        self.encode_parts(parts, encode)
     }
 
     /// The ids of a prompt for plain completion: with one BOS in front if the
@@ -198,7 +210,11 @@ impl Tokenizer {
         ids
     }
 
-    fn encode_parts<'p>(&self, parts: impl Iterator<Item = (&'p str, Special)>) -> Vec<u32> {
+    fn encode_parts<'p>(
+        &self,
+        parts: impl Iterator<Item = (&'p str, Special)>,
+        mut encode: impl FnMut(&str, &mut Vec<u32>),
+    ) -> Vec<u32> {
         let mut ids = Vec::new();
         // Plain text since the last control token.
         let mut plain = String::new();
@@ -208,19 +224,25 @@ impl Tokenizer {
             match special {
                 Special::Parse => template.push_str(text),
                 Special::Text => {
-                    self.parse_template(&template, &mut plain, &mut ids);
+                    self.parse_template(&template, &mut plain, &mut ids, &mut encode);
                     template.clear();
                     plain.push_str(text);
                 }
             }
         }
-        self.parse_template(&template, &mut plain, &mut ids);
-        self.encode_plain(&plain, &mut ids);
+        self.parse_template(&template, &mut plain, &mut ids, &mut encode);
+        encode(&plain, &mut ids);
         ids
     }
 
     /// Encodes `template` up to its last control token; moves the rest to `plain`.
-    fn parse_template(&self, template: &str, plain: &mut String, ids: &mut Vec<u32>) {
+    fn parse_template(
+        &self,
+        template: &str,
+        plain: &mut String,
+        ids: &mut Vec<u32>,
+        encode: &mut impl FnMut(&str, &mut Vec<u32>),
+    ) {
         let Some(matcher) = &self.specials else {
             plain.push_str(template);
             return;
@@ -231,7 +253,7 @@ impl Tokenizer {
                 // Left to `encode_plain`, which sees the text across borders.
                 plain.push_str(self.vocab.text(id).unwrap_or_default());
             } else {
-                self.encode_plain(plain, ids);
+                encode(plain, ids);
                 plain.clear();
                 ids.push(id);
             }
@@ -240,7 +262,7 @@ impl Tokenizer {
     }
 
     /// Appends the ids of text without control tokens.
-    fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) {
+    pub(crate) fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) {
         let rest = match &self.user_defined {
             Some(matcher) => matcher.split(text, |before, id| {
                 self.encode_ordinary(before, ids);
@@ -265,12 +287,17 @@ impl Tokenizer {
     /// SentencePiece files that put a blank before a text have it taken off
     /// again, at the start and behind special tokens.
     pub fn decode(&self, ids: &[u32], control: ControlText) -> String {
+        String::from_utf8_lossy(&self.decode_bytes(ids, control)).into_owned()
+    }
+
+    /// The bytes of the text of `ids`.
+    pub(crate) fn decode_bytes(&self, ids: &[u32], control: ControlText) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut at_start = true;
         for &id in ids {
             bytes.extend_from_slice(self.piece(id, control, &mut at_start));
         }
-        String::from_utf8_lossy(&bytes).into_owned()
+        bytes
     }
 
     /// The bytes that `id` adds to a text; `at_start` says whether the blank
@@ -304,7 +331,8 @@ impl Tokenizer {
         }
     }
 
-    fn add_space_prefix(&self) -> bool {
+    /// Is a blank put before a text when it is encoded, and taken off again?
+    pub(crate) fn add_space_prefix(&self) -> bool {
         match &self.model {
             Model::ByteLevel(_) => false,
             Model::SentencePiece(model) => model.add_space_prefix(),
@@ -331,6 +359,12 @@ impl Tokenizer {
     /// Does the token mark structure rather than stand for text?
     pub fn is_control(&self, id: u32) -> bool {
         self.vocab.kind(id) == Some(TokenType::Control)
+    }
+
+    /// Is the token found in a template and never between its plain texts?
+    pub(crate) fn is_border(&self, id: u32) -> bool {
+        let kind = self.vocab.kind(id);
+        matches!(kind, Some(TokenType::Control | TokenType::Unknown))
     }
 
     /// The token that the file spells `text`.

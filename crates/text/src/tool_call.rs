@@ -15,14 +15,14 @@ use crate::chat::Tool;
 use crate::schema;
 use serde_json::{Map, Value};
 
-const BLOCK: &str = "<atem:function_calls>";
-const BLOCK_END: &str = "</atem:function_calls>";
-const INVOKE: &str = "<atem:invoke name=\"";
-const INVOKE_END: &str = "</atem:invoke>";
-const PARAMETER: &str = "<atem:parameter name=\"";
-const PARAMETER_END: &str = "</atem:parameter>";
+pub(crate) const BLOCK: &str = "<atem:function_calls>";
+pub(crate) const BLOCK_END: &str = "</atem:function_calls>";
+pub(crate) const INVOKE: &str = "<atem:invoke name=\"";
+pub(crate) const INVOKE_END: &str = "</atem:invoke>";
+pub(crate) const PARAMETER: &str = "<atem:parameter name=\"";
+pub(crate) const PARAMETER_END: &str = "</atem:parameter>";
 /// Ends the opening tag of an invoke or a parameter.
-const NAME_END: &str = "\">";
+pub(crate) const NAME_END: &str = "\">";
 
 /// One call that a message makes.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,7 +79,12 @@ fn parse_invoke<'t>(text: &'t str, tools: &[Tool]) -> Option<(Invocation, &'t st
 /// A name up to its `">`.
 fn name_of(text: &str) -> Option<(&str, &str)> {
     let (name, rest) = text.split_once(NAME_END)?;
-    (!name.is_empty() && !name.contains(['"', '<', '\n'])).then_some((name, rest))
+    is_name(name).then_some((name, rest))
+}
+
+/// Can this stand in a tag as a name?
+pub(crate) fn is_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['"', '<', '\n'])
 }
 
 /// Name of the first call, as soon as the unfinished `body` says it.

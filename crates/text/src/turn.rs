@@ -28,7 +28,8 @@ use std::sync::Arc;
 
 /// Most bytes of a recipient; a longer one is no header.
 const MOST_RECIPIENT_BYTES: usize = 256;
-const ASSISTANT: &str = "assistant";
+/// The role whose messages are read.
+pub(crate) const ASSISTANT: &str = "assistant";
 const OTHER_ROLES: [&str; 4] = ["user", "system", "developer", "tool"];
 
 /// How a model's turns are written.
@@ -93,7 +94,41 @@ impl TurnFormat {
         }
     }
 
-    fn marker(&self, token: u32) -> Option<Marker> {
+    /// The token before a message's header, if messages have one.
+    pub(crate) fn start(&self) -> Option<u32> {
+        match *self {
+            TurnFormat::MuseGlimmer { start, .. } => Some(start),
+            TurnFormat::Plain { .. } => None,
+        }
+    }
+
+    /// The token between header and body, if messages have a header.
+    pub(crate) fn message(&self) -> Option<u32> {
+        match *self {
+            TurnFormat::MuseGlimmer { message, .. } => Some(message),
+            TurnFormat::Plain { .. } => None,
+        }
+    }
+
+    /// The token behind a message that is not the last, if turns have several.
+    pub(crate) fn eom(&self) -> Option<u32> {
+        match *self {
+            TurnFormat::MuseGlimmer { eom, .. } => Some(eom),
+            TurnFormat::Plain { .. } => None,
+        }
+    }
+
+    /// The tokens that end a turn.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = u32> + '_ {
+        let (eot, eos) = match self {
+            TurnFormat::MuseGlimmer { eot, eos, .. } => (std::slice::from_ref(eot), eos),
+            TurnFormat::Plain { eot, eos, .. } => (eot.as_slice(), eos),
+        };
+        eot.iter().chain(eos).copied()
+    }
+
+    /// What a token delimits, if it does.
+    pub(crate) fn marker(&self, token: u32) -> Option<Marker> {
         match self {
             TurnFormat::MuseGlimmer {
                 start,
@@ -119,7 +154,7 @@ impl TurnFormat {
 }
 
 /// A control token that delimits.
-enum Marker {
+pub(crate) enum Marker {
     Start,
     Message,
     EndOfMessage,
@@ -217,6 +252,19 @@ enum State {
     Body(Channel),
     /// In a message to a tool.
     ToolBody { body: String, is_announced: bool },
+}
+
+/// Where the text of the next token goes, if it is no marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// To a message's header, which nobody reads.
+    Header,
+    /// To the reasoning.
+    Reasoning,
+    /// To the answer.
+    Answer,
+    /// To a call.
+    Call,
 }
 
 /// What a header says.
@@ -323,6 +371,21 @@ impl TurnParser {
     /// Why the turn is over; `None` while it is not.
     pub fn end(&self) -> Option<TurnEnd> {
         self.end
+    }
+
+    /// Does a blank at the beginning of the next token leave no trace?
+    pub(crate) fn drops_blank(&self) -> bool {
+        self.detokenizer.drops_blank()
+    }
+
+    /// Where the text of the next token goes.
+    pub fn place(&self) -> Place {
+        match &self.state {
+            State::Header { .. } => Place::Header,
+            State::Body(Channel::Reasoning) => Place::Reasoning,
+            State::Body(Channel::Content) => Place::Answer,
+            State::ToolBody { .. } => Place::Call,
+        }
     }
 
     /// Number of complete calls so far.
@@ -472,7 +535,7 @@ fn read_header(text: &str, has_role: bool) -> Header<'_> {
 }
 
 /// Can this be a name in a header? Markers spelled as text cannot.
-fn is_recipient(name: &str) -> bool {
+pub(crate) fn is_recipient(name: &str) -> bool {
     let is_foreign = |c: char| c.is_whitespace() || matches!(c, '<' | '>' | '|' | '"');
     name.len() <= MOST_RECIPIENT_BYTES && !name.contains(is_foreign)
 }

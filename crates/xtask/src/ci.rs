@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::command::{command, output, run as run_command, run_lines};
-use crate::{Outcome, fetch, tidy};
+use crate::{Outcome, client, fetch, tidy};
 
 /// What to run.
 #[derive(Args)]
@@ -39,6 +39,8 @@ enum Step {
     Doc,
     /// Golden tests that need a fetched model
     Golden,
+    /// The server with the real `openai` package
+    Client,
     /// Every fuzz target for a minute, from the committed seeds
     Fuzz,
 }
@@ -143,6 +145,7 @@ fn run_step(root: &Path, step: Step, options: &Options, tally: &mut Tally) -> Ou
             cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
         ),
         Step::Golden => golden_tests(root, tally),
+        Step::Client => run_tests(&mut client::prepare(root)?, tally),
         Step::Fuzz => fuzz(root, options.fuzz_seconds),
     }
 }
@@ -169,7 +172,15 @@ fn golden_tests(root: &Path, tally: &mut Tally) -> Outcome<()> {
     run_tests(&mut command(root, "cargo", &arguments), tally)
 }
 
-/// Runs `cargo test` and adds its counts to `tally`.
+/// Tests the server with the real `openai` package.
+///
+/// # Errors
+/// It cannot be installed, or a test fails.
+pub fn client(root: &Path) -> Outcome<()> {
+    run_tests(&mut client::prepare(root)?, &mut Tally::default())
+}
+
+/// Runs a command that counts tests as `cargo test` does and adds its counts to `tally`.
 fn run_tests(command: &mut Command, tally: &mut Tally) -> Outcome<()> {
     let mut seen = Tally::default();
     let outcome = run_lines(command, |line| seen.read(line));

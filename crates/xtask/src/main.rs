@@ -4,6 +4,7 @@
 //! checkout: paths are taken from the place of this crate, not from the current folder.
 
 mod ci;
+mod client;
 mod command;
 mod fetch;
 mod load;
@@ -45,6 +46,8 @@ enum Task {
     },
     /// Run the golden tests that need a fetched model (fetches it first)
     Golden,
+    /// Test the server with the real `openai` package (installs it under target/client first)
+    Client,
     /// Measure Muser and llama.cpp in turn on a model file (builds llama.cpp under target/rival first)
     Rival(rival::Options),
     /// Keep many conversations going on a server, then compute their answers again, alone
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Task::Ci(options) => ci::run(root, &options),
         Task::Fetch { model } => fetch::run(root, model).map(|_| ()),
         Task::Golden => ci::golden(root).map(|_| ()),
+        Task::Client => ci::client(root),
         Task::Rival(options) => rival::run(root, &options),
         Task::Soak(options) => soak::run(root, &options),
         Task::Load(options) => load::run(root, &options),

@@ -39,6 +39,18 @@ pub fn draw(seed: u64, position: u64, stream: Stream) -> f64 {
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
+/// The seed of one of several choices for one prompt: the seed itself for the
+/// first, so that it is the answer of a request for one choice.
+pub fn choice_seed(seed: u64, choice: u32) -> u64 {
+    if choice == 0 {
+        return seed;
+    }
+    let (low, high) = halves(seed);
+    // A stream that no draw uses.
+    let words = philox4x32_10([choice, 0, u32::MAX, 0], [low, high]);
+    u64::from(words[0]) << 32 | u64::from(words[1])
+}
+
 /// The block function of Philox4x32-10: ten rounds over one 128-bit counter.
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];

@@ -1,0 +1,220 @@
+//! `GET /metrics`: what Prometheus reads, the engine's numbers and our own.
+//!
+//! What one would get wrong: the engine's numbers are not kept here a second
+//! time. A collector copies its snapshot at the moment of the scrape.
+
+use crate::api_error::ApiError;
+use crate::app::App;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use engine::{BUCKET_SECONDS, Handle, Histogram};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The content type of the text format.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The registry and the counters of HTTP.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    requests: Family<Labels, Counter>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Labels {
+    route: String,
+    status: u32,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("muser");
+        let requests = Family::<Labels, Counter>::default();
+        registry.register("http_requests", "Answered requests", requests.clone());
+        Metrics {
+            registry: Mutex::new(registry),
+            requests,
+        }
+    }
+
+    /// Also shows the engine's numbers.
+    pub(crate) fn add_engine(&self, handle: Handle) {
+        self.registry().register_collector(Box::new(Engine(handle)));
+    }
+
+    /// Counts an answer.
+    pub(crate) fn count(&self, route: &str, status: u16) {
+        let labels = Labels {
+            route: route.to_string(),
+            status: status.into(),
+        };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    fn registry(&self) -> std::sync::MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The numbers for Prometheus.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "operation",
+    responses((status = 200, body = String, content_type = "application/openmetrics-text"))
+)]
+pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let mut text = String::new();
+    encode(&mut text, &app.metrics.registry()).map_err(ApiError::internal)?;
+    Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+}
+
+/// Copies the engine's numbers.
+struct Engine(Handle);
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Engine")
+    }
+}
+
+impl Collector for Engine {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let metrics = self.0.metrics();
+        encode_counters(&mut encoder, &metrics)?;
+        encode_gauges(&mut encoder, &metrics)?;
+        for (name, help, histogram) in [
+            (
+                "first_token",
+                "From submission to the first token",
+                &metrics.first_token,
+            ),
+            (
+                "token_interval",
+                "Between two tokens of one answer",
+                &metrics.token_interval,
+            ),
+            ("pass_time", "Passes of the model", &metrics.pass_time),
+        ] {
+            encode_times(&mut encoder, name, help, histogram)?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_counters(
+    encoder: &mut DescriptorEncoder<'_>,
+    m: &engine::Metrics,
+) -> Result<(), fmt::Error> {
+    for (name, help, value) in [
+        ("jobs", "Jobs taken", m.requests),
+        ("jobs_refused", "Jobs not taken", m.refused),
+        (
+            "jobs_completed",
+            "Jobs that ended by themselves",
+            m.completed,
+        ),
+        ("jobs_cancelled", "Jobs whose client went away", m.cancelled),
+        ("jobs_expired", "Jobs that ran out of time", m.expired),
+        ("jobs_failed", "Jobs that failed", m.failed),
+        ("prompt_tokens", "Tokens of prompts", m.prompt_tokens),
+        (
+            "cached_tokens",
+            "Prompt tokens taken over from the cache",
+            m.cached_tokens,
+        ),
+        ("generated_tokens", "Tokens made", m.generated_tokens),
+        (
+            "cache_lookups",
+            "Prompts looked up in the cache",
+            m.cache_lookups,
+        ),
+        ("cache_hits", "Prompts found there in part", m.cache_hits),
+        (
+            "cache_evictions",
+            "Positions that the cache gave up",
+            m.cache_evictions,
+        ),
+        (
+            "preemptions",
+            "Sequences that gave up their pages",
+            m.preemptions,
+        ),
+        (
+            "recomputed_tokens",
+            "Rows computed anew after that",
+            m.recomputed_tokens,
+        ),
+        ("passes", "Passes of the model", m.passes),
+        ("rows", "Rows of all passes", m.rows),
+    ] {
+        let counter = ConstCounter::new(value);
+        let to = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+        counter.encode(to)?;
+    }
+    Ok(())
+}
+
+fn encode_gauges(
+    encoder: &mut DescriptorEncoder<'_>,
+    m: &engine::Metrics,
+) -> Result<(), fmt::Error> {
+    let bytes = Some(&Unit::Bytes);
+    for (name, help, unit, value) in [
+        (
+            "sequences_running",
+            "Sequences that run",
+            None,
+            m.running as u64,
+        ),
+        (
+            "sequences_waiting",
+            "Sequences that wait",
+            None,
+            m.waiting as u64,
+        ),
+        ("pages_used", "Pages in use", None, m.pages_used as u64),
+        (
+            "cache_pages",
+            "Pages that the cache holds",
+            None,
+            m.cache_pages as u64,
+        ),
+        ("cache", "What the cache holds", bytes, m.cache_bytes),
+        ("kv_used", "Keys and values in use", bytes, m.kv_used_bytes),
+        (
+            "kv_capacity",
+            "Room for keys and values",
+            bytes,
+            m.kv_capacity_bytes,
+        ),
+    ] {
+        let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+        let to = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
+        gauge.encode(to)?;
+    }
+    Ok(())
+}
+
+fn encode_times(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    histogram: &Histogram,
+) -> Result<(), fmt::Error> {
+    let bounds = BUCKET_SECONDS.into_iter().chain([f64::MAX]);
+    let buckets: Vec<(f64, u64)> = bounds.zip(histogram.counts).collect();
+    let unit = Some(&Unit::Seconds);
+    let mut to = encoder.encode_descriptor(name, help, unit, MetricType::Histogram)?;
+    to.encode_histogram::<NoLabelSet>(histogram.sum_seconds, histogram.count(), &buckets, None)
+}

@@ -1,0 +1,47 @@
+//! The server as the real `openai` package sees it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{Outcome, command};
+
+/// The packages; a newer client is a decision, not an accident.
+const PACKAGES: [&str; 2] = ["openai==3.57.0", "schemathesis==4.32.5"];
+
+/// Builds the server, installs the client if need be, and gives the command that tests the one with the other.
+///
+/// # Errors
+/// `python3` or pip is missing, or the server cannot be built.
+pub fn prepare(root: &Path) -> Outcome<Command> {
+    let python = install(root)?;
+    command::run(&mut command::command(
+        root,
+        "cargo",
+        &["build", "--release", "--package", "muser"],
+    ))?;
+    let python = python.to_string_lossy();
+    let arguments = ["tools/openai_client.py", "target/release/muser"];
+    Ok(command::command(root, &python, &arguments))
+}
+
+/// The Python that has the client.
+fn install(root: &Path) -> Outcome<PathBuf> {
+    let venv = root.join("target/client/venv");
+    let python = venv.join("bin/python3");
+    let folder = venv.to_string_lossy();
+    let create = ["-m", "venv", &*folder];
+    if !python.exists() {
+        command::run(&mut command::command(root, "python3", &create))?;
+    }
+    let shown = python.to_string_lossy();
+    let install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ];
+    let arguments = [&install[..], &PACKAGES].concat();
+    command::run(&mut command::command(root, &shown, &arguments))?;
+    Ok(python)
+}
