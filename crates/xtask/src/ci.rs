@@ -41,6 +41,8 @@ enum Step {
     Golden,
     /// The server with the real `openai` package
     Client,
+    /// Half a minute of many conversations on one server
+    Soak,
     /// Every fuzz target for a minute, from the committed seeds
     Fuzz,
 }
@@ -146,6 +148,10 @@ fn run_step(root: &Path, step: Step, options: &Options, tally: &mut Tally) -> Ou
         ),
         Step::Golden => golden_tests(root, tally),
         Step::Client => run_tests(&mut client::prepare(root)?, tally),
+        Step::Soak => {
+            let arguments = ["xtask", "soak", "--seconds", "30", "--repeated", "100"];
+            run_tests(&mut cargo(&arguments), tally)
+        }
         Step::Fuzz => fuzz(root, options.fuzz_seconds),
     }
 }

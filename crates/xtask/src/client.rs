@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::serving::Build;
 use crate::{Outcome, command};
 
 /// The packages; a newer client is a decision, not an accident.
@@ -14,13 +15,10 @@ const PACKAGES: [&str; 2] = ["openai==3.57.0", "schemathesis==4.32.5"];
 /// `python3` or pip is missing, or the server cannot be built.
 pub fn prepare(root: &Path) -> Outcome<Command> {
     let python = install(root)?;
-    command::run(&mut command::command(
-        root,
-        "cargo",
-        &["build", "--release", "--package", "muser"],
-    ))?;
+    let program = Build::Checked.muser(root)?;
+    let program = program.to_string_lossy();
     let python = python.to_string_lossy();
-    let arguments = ["tools/openai_client.py", "target/release/muser"];
+    let arguments = ["tools/openai_client.py", &program];
     Ok(command::command(root, &python, &arguments))
 }
 

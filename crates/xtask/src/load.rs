@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::serving::{Client, Server, Streamed};
+use crate::serving::{Build, Client, Server, Streamed};
 use crate::{Outcome, command, rival};
 
 /// What is measured.
@@ -94,7 +94,7 @@ impl Options {
         if let Some(model) = &model {
             arguments.extend(["--model", model]);
         }
-        Server::start(root, &arguments)
+        Server::start(root, Build::Release, &arguments)
     }
 
     /// A bias that forbids the tokens that end an answer: all answers are equally long.

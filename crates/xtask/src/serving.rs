@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -40,18 +40,38 @@ pub enum Streamed {
     Refused(u16, String),
 }
 
+/// How Muser is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// As the tests are: with assertions.
+    Checked,
+    /// As it is measured.
+    Release,
+}
+
+impl Build {
+    /// Builds Muser; gives the path of the program.
+    ///
+    /// # Errors
+    /// It cannot be built.
+    pub fn muser(self, root: &Path) -> Outcome<PathBuf> {
+        let (profile, folder) = match self {
+            Build::Checked => (&[][..], "debug"),
+            Build::Release => (&["--release"][..], "release"),
+        };
+        let arguments = [&["build", "--package", "muser"], profile].concat();
+        command::run(&mut command::command(root, "cargo", &arguments))?;
+        Ok(root.join("target").join(folder).join("muser"))
+    }
+}
+
 impl Server {
     /// Builds Muser and starts a server with `arguments` on a free port.
     ///
     /// # Errors
     /// It cannot be built, or ends before it is ready.
-    pub fn start(root: &Path, arguments: &[&str]) -> Outcome<Server> {
-        command::run(&mut command::command(
-            root,
-            "cargo",
-            &["build", "--release", "--package", "muser"],
-        ))?;
-        let program = root.join("target/release/muser");
+    pub fn start(root: &Path, build: Build, arguments: &[&str]) -> Outcome<Server> {
+        let program = build.muser(root)?;
         let all = [&["serve", "--port", "0", "--json"], arguments].concat();
         let mut child = command::command(root, &program.to_string_lossy(), &all)
             .stdout(Stdio::piped())
