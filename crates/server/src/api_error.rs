@@ -140,6 +140,11 @@ impl ApiError {
         ApiError::new(status, "server_error", "deadline_exceeded", message)
     }
 
+    /// What the client reads.
+    pub(crate) fn message(&self) -> &str {
+        &self.detail.message
+    }
+
     /// The object, for an event of a stream.
     pub(crate) fn body(&self) -> ErrorBody {
         ErrorBody {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{CHAT, Setup, TestServer};
+use common::{CHAT, Fault, Setup, TestServer};
 use serde_json::{Value, json};
 use server::{ApiKeys, Error, Limits, Settings, TlsFiles};
 use std::io::{Read, Write};
@@ -425,6 +425,33 @@ fn a_client_that_does_not_read_is_given_up() {
     );
     stream.write_all(request.as_bytes()).expect("sent");
     server.wait_for("given up", |m| m.cancelled == 1 && m.running == 0);
+}
+
+#[test]
+fn a_row_that_is_no_number_fails_its_request_alone() {
+    let server = TestServer::scripted(Setup::default());
+    server.break_down(Fault::NotFinite);
+    let reply = server.post(CHAT, &chat());
+    assert_eq!(reply.status, 500, "{}", reply.text);
+    assert!(reply.text.contains("are not finite"), "{}", reply.text);
+    server.script(server.turn(" to=user<|message|>Hi.<|eot|>"));
+    assert_eq!(server.post(CHAT, &chat()).status, 200);
+}
+
+#[test]
+fn a_device_that_is_lost_ends_the_server() {
+    let server = TestServer::scripted(Setup::default());
+    server.break_down(Fault::DeviceLost);
+    let reply = server.post(CHAT, &chat());
+    assert_eq!(reply.status, 500, "{}", reply.text);
+    assert_eq!(
+        reply.json()["error"]["message"],
+        "the device failed: unplugged"
+    );
+    match server.join() {
+        Err(Error::Unhealthy { why }) => assert!(why.contains("unplugged"), "{why}"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
