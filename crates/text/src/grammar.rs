@@ -162,10 +162,10 @@ impl Grammars {
             matcher: Matcher::new(Ok(parser.map_err(|error| shown(&error))?)),
             vocabulary: Arc::clone(&self.vocabulary),
         };
-        let mask = grammar.mask()?;
-        match mask.n_allowed() > 0 || grammar.is_complete() {
-            true => Ok(grammar),
-            false => Err("no text fits it".to_owned()),
+        match grammar.mask() {
+            Ok(mask) if mask.n_allowed() > 0 || grammar.is_complete() => Ok(grammar),
+            Err(reason) if reason != NOTHING_FITS => Err(reason),
+            _ => Err("no text fits it".to_owned()),
         }
     }
 

@@ -106,7 +106,7 @@ fn expressions_and_grammars_that_cannot_be() {
     );
     regex(r"(a)\1", "at byte 3: backreferences are not supported");
     regex(r"\bword", "lookarounds not supported yet");
-    regex(r"[^\x00-\x{10FFFF}]", "no token of the vocabulary fits");
+    regex(r"[^\x00-\x{10FFFF}]", "no text fits it");
     regex(
         &format!("{}a{}", "(".repeat(300), ")".repeat(300)),
         "at byte 250: exceed the maximum number of nested parentheses/brackets (250)",
@@ -128,7 +128,7 @@ fn expressions_and_grammars_that_cannot_be() {
         "start: b\n  b: /(/",
         "at 2(6): invalid regex '(' (in regex): regex parse error:; (; ^; error: unclosed group",
     );
-    lark("start: start \"a\"", "no token of the vocabulary fits");
+    lark("start: start \"a\"", "no text fits it");
     // Control tokens are not there for a grammar, by name or by number.
     lark(
         "start: <|eot|>",
@@ -137,7 +137,7 @@ fn expressions_and_grammars_that_cannot_be() {
     let eot = NANO.0.id_of("<|eot|>").expect("a marker");
     lark(
         &format!("start: <[{eot}]>"),
-        "no token of the vocabulary fits",
+        "no text fits it",
     );
     lark(
         "start: %json {\"type\": 3}",
