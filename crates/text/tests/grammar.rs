@@ -87,7 +87,7 @@ fn schemas_that_cannot_be() {
     );
     json(
         json!({"const": "x".repeat(300_000)}),
-        "found 300012 bytes, expected at most 262144",
+        "found 300012 bytes, expected at most 131072",
     );
 }
 
@@ -135,10 +135,7 @@ fn expressions_and_grammars_that_cannot_be() {
         "at 1(8): unknown special token: '<|eot|>'; following special tokens are available: \u{27e6}\u{27e7}; 1 | start: <|eot|>; ^",
     );
     let eot = NANO.0.id_of("<|eot|>").expect("a marker");
-    lark(
-        &format!("start: <[{eot}]>"),
-        "no text fits it",
-    );
+    lark(&format!("start: <[{eot}]>"), "no text fits it");
     lark(
         "start: %json {\"type\": 3}",
         "at 1(8): failed to compile JSON schema: type must be a string or array of strings; 1 | start: %json {'type': 3}; ^",
@@ -168,11 +165,15 @@ fn hostile_formats_are_survived() {
         AnswerFormat::Regex("(?:a?){1000}a{1000}".to_owned()),
         AnswerFormat::Regex("(.*a){50}(.*b){50}c".to_owned()),
         AnswerFormat::Regex("é".repeat(16_000)),
-        references(6000, &|next| json!({"$ref": next})),
-        references(4000, &|next| json!({"items": {"$ref": next}})),
-        references(4000, &|next| json!({"$ref": next, "minLength": 1})),
+        references(3700, &|next| json!({"$ref": next})),
+        references(2900, &|next| json!({"items": {"$ref": next}})),
+        references(2650, &|next| json!({"$ref": next, "minLength": 1})),
         references(
-            4000,
+            1900,
+            &|next| json!({"allOf": [{"$ref": next}], "maxLength": 9}),
+        ),
+        references(
+            2000,
             &|next| json!({"anyOf": [{"$ref": next}, {"type": "null"}]}),
         ),
         references(
