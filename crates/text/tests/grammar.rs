@@ -7,9 +7,9 @@ mod walk;
 use model::Verdict;
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock};
-use text::{AnswerFormat, GuideFactory, Tokenizer, TurnFormat, TurnSettings};
+use text::{AnswerFormat, GuideFactory, Tokenizer, TurnFormat};
 use vocabulary::{oracle, tokenizer_of};
-use walk::Chooser;
+use walk::{Chooser, answer, schema};
 
 type Model = (Arc<Tokenizer>, GuideFactory);
 
@@ -21,17 +21,6 @@ fn model(tokenizer: Arc<Tokenizer>) -> Model {
     let format = TurnFormat::of_chat(&tokenizer);
     let factory = GuideFactory::new(Arc::clone(&tokenizer), format).expect("a factory");
     (tokenizer, factory)
-}
-
-fn answer(answer: AnswerFormat) -> TurnSettings {
-    TurnSettings {
-        answer,
-        ..TurnSettings::default()
-    }
-}
-
-fn schema(schema: Value) -> AnswerFormat {
-    AnswerFormat::JsonSchema(schema)
 }
 
 fn check(format: AnswerFormat, expected: &str) {
