@@ -13,7 +13,7 @@ use model::{Constraint, DeviceError, Guide, TokenMask};
 use std::ops::ControlFlow;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const ALL: u64 = u64::MAX;
 
@@ -116,6 +116,23 @@ fn a_conversation_reads_again_only_what_is_new() {
     let third = run(&handle, job(other.clone(), seeded(3), 5));
     assert_eq!(third.timings.cached_tokens, 400);
     assert_eq!(third.answers[0], expected(&other, &seeded(3), 5));
+    end(service, &handle);
+}
+
+/// A page that was kept half full, while decoding had filled it and let go of
+/// the rest, is replaced by a whole one when somebody computes it again.
+#[test]
+fn a_prompt_that_ends_inside_an_answer_is_kept_as_well() {
+    let (service, handle) = service(400, ALL);
+    let mut tokens = prompt(1, PAGE + 44);
+    let first = run(&handle, job(tokens.clone(), greedy(), 700));
+    tokens.extend(first.tokens(0));
+    tokens.truncate(PAGE + 200);
+    for cached in [PAGE + 44, PAGE + 199] {
+        let heard = run(&handle, job(tokens.clone(), greedy(), 3));
+        assert_eq!(heard.timings.cached_tokens, cached);
+        assert_eq!(heard.answers[0], expected(&tokens, &greedy(), 3));
+    }
     end(service, &handle);
 }
 
@@ -373,6 +390,7 @@ fn a_full_house_has_room_again_when_somebody_leaves() {
         let events: Vec<_> = (0..2)
             .map(|i| {
                 // The engine says that a job has ended, then that its place is free.
+                let since = Instant::now();
                 loop {
                     let (job, events) = job(prompt(i, 10), greedy(), 3);
                     match handle.submit(job) {
@@ -380,6 +398,10 @@ fn a_full_house_has_room_again_when_somebody_leaves() {
                         Err(Refusal::QueueFull { .. }) => std::thread::yield_now(),
                         Err(refused) => panic!("round {round}: {refused}"),
                     }
+                    assert!(
+                        since.elapsed() < Duration::from_secs(300),
+                        "no place is free"
+                    );
                 }
             })
             .collect();
@@ -769,7 +791,7 @@ fn counts_and_times_are_kept() {
     );
     assert!(metrics.first_token.sum_seconds > 0.0);
     assert_eq!((heard.timings.drafted, heard.timings.preempted), (0, 0));
-    assert!(heard.timings.prefill > std::time::Duration::ZERO);
+    assert!(heard.timings.prefill > Duration::ZERO);
     let default = CacheUse::default();
     assert!(default.is_on && default.salt.is_none());
 }
