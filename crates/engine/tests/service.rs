@@ -732,6 +732,67 @@ fn a_sequence_that_fits_alone_always_ends() {
     end(service, &handle);
 }
 
+/// Without room for even one sequence in the device, what there was is given up
+/// and computed again; once. A device that has room for none is no device.
+#[test]
+fn a_sequence_that_is_alone_starts_again_once() {
+    let out_of_memory = || DeviceError::OutOfMemory {
+        what: "slabs",
+        wanted_bytes: 1,
+    };
+    let (service, handle, orders) = service_of(Toy::new(400), settings(ALL));
+    let (alone, events) = job(prompt(1, 50), seeded(1), 200);
+    let order = Arc::clone(&orders);
+    let (mut alone, mut n_tokens) = (alone, 0);
+    let mut inner = alone.receive;
+    alone.receive = Box::new(move |event| {
+        n_tokens += usize::from(matches!(event, Event::Token { .. }));
+        if n_tokens == 9 && matches!(event, Event::Token { .. }) {
+            order.lock().expect("no panic").pass_fails = Some(out_of_memory());
+        }
+        inner.event(event)
+    });
+    let heard = run(&handle, (alone, events));
+    assert_eq!((heard.timings.preempted, heard.failure), (1, None));
+    assert_eq!(heard.answers[0], expected(&prompt(1, 50), &seeded(1), 200));
+    // The two slabs that were in use are all there is from now on.
+    let heard = run(&handle, job(prompt(2, 13 * PAGE), greedy(), 1));
+    let failure = heard.failure.expect("it does not fit");
+    assert_eq!(failure, "no free full page: 2 of 2 slabs are in use");
+    let heard = run(&handle, job(prompt(3, 100), greedy(), 10));
+    assert_eq!(heard.answers[0], expected(&prompt(3, 100), &greedy(), 10));
+    end(service, &handle);
+
+    let (service, handle, orders) = service_of(Toy::new(400), settings(ALL));
+    orders.lock().expect("no panic").n_real_slabs = Some(1);
+    let failure = run(&handle, job(prompt(2, 10), greedy(), 1)).failure;
+    let message = "the device has no memory for 1 bytes of slabs";
+    assert_eq!(failure.as_deref(), Some(message));
+    assert_eq!(service.join().expect_err("it failed").to_string(), message);
+}
+
+/// Prompts wait for their pages instead of taking them from each other.
+#[test]
+fn a_prompt_waits_until_its_pages_are_there() {
+    let (service, handle) = service(4, 0);
+    let jobs: Vec<_> = (0..4)
+        .map(|salt| {
+            let (job, events) = job(prompt(salt, 2900), greedy(), 30);
+            handle.submit(job).expect("it is taken");
+            events
+        })
+        .collect();
+    for (salt, events) in (0..).zip(&jobs) {
+        let heard = hear(events);
+        assert_eq!(
+            heard.answers[0],
+            expected(&prompt(salt, 2900), &greedy(), 30)
+        );
+        assert_eq!(heard.timings.preempted, 0);
+    }
+    assert_eq!(end(service, &handle).preemptions, 0);
+}
+
 #[test]
 fn passes_stay_within_the_rows_whose_bits_hold() {
     let mut toy = Toy::new(400);
