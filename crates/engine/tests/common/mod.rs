@@ -388,6 +388,19 @@ pub fn run(handle: &Handle, (job, events): (Job, Receiver<Event>)) -> Heard {
     hear(&events)
 }
 
+/// Keeps the engine in its first job until the sender is dropped, so that what
+/// is submitted meanwhile comes together.
+pub fn hold(handle: &Handle) -> Sender<()> {
+    let (release, held) = channel::<()>();
+    let (mut first, _) = job(vec![1], greedy(), 1);
+    first.receive = Box::new(move |_| {
+        held.recv().ok();
+        ControlFlow::Continue(())
+    });
+    handle.submit(first).expect("it is taken");
+    release
+}
+
 /// Ends a service; its last counts. Not a page is left.
 pub fn end(service: Service, handle: &Handle) -> Metrics {
     handle.drain();
