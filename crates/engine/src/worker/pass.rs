@@ -68,6 +68,11 @@ impl Worker {
                 spans.push(span);
             }
         }
+        let mut kept = spans.iter().map(|span| span.id);
+        assert!(
+            kept.all(|id| self.scheduler.is_running(id)),
+            "a sequence lost its pages to a newer one"
+        );
         (spans, copies)
     }
 
