@@ -5,7 +5,7 @@
 //! it count on it.
 
 use crate::admission::{Context, Fields, Prepared, admit};
-use crate::api_error::{ApiError, ErrorBody};
+use crate::api_error::ApiError;
 use crate::app::App;
 use crate::body::{JsonBytes, Refused};
 use crate::model::ServedModel;
@@ -230,15 +230,7 @@ impl PromptField {
     request_body = crate::openapi::CompletionRequest,
     responses(
         (status = 200, body = Completion),
-        (status = 400, body = ErrorBody),
-        (status = 401, body = ErrorBody),
-        (status = 404, body = ErrorBody, description = "There is no such model"),
-        (status = 408, body = ErrorBody),
-        (status = 413, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 429, body = ErrorBody, description = "The queue is full"),
-        (status = 503, body = ErrorBody, description = "Starting, draining or unhealthy"),
-        (status = 504, body = ErrorBody, description = "The deadline has passed")
+        crate::openapi::NoAnswer
     )
 )]
 pub async fn completions(
