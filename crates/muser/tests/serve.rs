@@ -83,7 +83,7 @@ fn the_start_line_says_what_is_served() {
 }
 
 #[test]
-fn a_cache_can_be_off_and_memory_given() {
+fn flags_are_honoured_and_shown() {
     let flags = [
         "--prefix-cache",
         "0",

@@ -145,6 +145,11 @@ impl ApiError {
         &self.detail.message
     }
 
+    /// Is it a fault of the server's?
+    pub(crate) fn is_ours(&self) -> bool {
+        self.status == StatusCode::INTERNAL_SERVER_ERROR
+    }
+
     /// The object, for an event of a stream.
     pub(crate) fn body(&self) -> ErrorBody {
         ErrorBody {

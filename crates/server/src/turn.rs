@@ -316,8 +316,12 @@ impl Turns {
 
     fn fail(&mut self, error: ApiError) -> Piece {
         self.is_over = true;
-        self.span
-            .in_scope(|| tracing::warn!(error = error.message(), "no answer"));
+        let why = error.message();
+        // What a client brought about is no trouble of the server's.
+        self.span.in_scope(|| match error.is_ours() {
+            true => tracing::error!(why, "no answer"),
+            false => tracing::info!(why, "no answer"),
+        });
         Piece::Failed(error)
     }
 
