@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Toy, alone, end, greedy, hear, job, mix, prompt, seeded};
+use common::{Toy, alone, end, greedy, hear, hold, job, mix, prompt, seeded};
 use engine::{Ending, Event, Job, Metrics, SamplerSettings, Service, Settings};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -91,6 +91,7 @@ fn check(seed: u64, toy: fn(usize) -> Toy, max_slabs: usize, prefix_cache_bytes:
     let service = Service::start(Box::new(toy(max_slabs)), settings).expect("a service");
     let handle = service.handle();
     let cases = cases(seed, 100);
+    let held = hold(&handle);
     let submitted: Vec<_> = cases
         .iter()
         .map(|case| {
@@ -103,6 +104,7 @@ fn check(seed: u64, toy: fn(usize) -> Toy, max_slabs: usize, prefix_cache_bytes:
             handle.cancel(*id);
         }
     }
+    drop(held);
     let mut n_whole = 0;
     for (case, (_, events)) in cases.iter().zip(&submitted) {
         if let Fate::Leaves(_) = case.fate {
@@ -132,7 +134,7 @@ fn check(seed: u64, toy: fn(usize) -> Toy, max_slabs: usize, prefix_cache_bytes:
     }
     assert!(n_whole > cases.len() / 2);
     let metrics = end(service, &handle);
-    assert_eq!(metrics.requests, cases.len() as u64);
+    assert_eq!(metrics.requests, cases.len() as u64 + 1);
     let ended = metrics.completed + metrics.cancelled + metrics.expired + metrics.failed;
     assert_eq!((ended, metrics.failed), (metrics.requests, 0));
     assert!(metrics.preemptions > 0, "a test of nothing: {metrics:?}");

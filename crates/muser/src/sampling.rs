@@ -12,7 +12,7 @@ use clap::Args;
 use engine::{SampleError, SamplerSettings};
 use gguf::{Metadata, Value, shown};
 use model::Architecture;
-use text::{Special, Tokenizer};
+use text::Tokenizer;
 
 /// What the file's sampling keys begin with.
 const PREFIX: &str = "general.sampling.";
@@ -203,33 +203,15 @@ fn flag(field: &str) -> String {
     }
 }
 
-/// Every token whose text holds one of the breakers.
+/// The tokens across which DRY matches nothing.
 fn breaking_tokens(tokenizer: &Tokenizer, own: &[String]) -> anyhow::Result<Vec<Vec<u32>>> {
-    const DEFAULT: [&str; 4] = ["\n", ":", "\"", "*"];
-    let breakers: Vec<&str> = match own {
-        [] => DEFAULT.to_vec(),
-        own => own.iter().map(String::as_str).collect(),
-    };
-    let mut tokens = Vec::new();
-    for breaker in breakers {
-        if breaker.is_empty() {
-            bail!("--dry-breaker: found an empty text, expected one character or more");
-        }
-        let holds = |bytes: &[u8]| {
-            let mut windows = bytes.windows(breaker.len());
-            windows.any(|window| window == breaker.as_bytes())
-        };
-        let found = (0..tokenizer.n_vocab() as u32)
-            .filter(|&id| tokenizer.token_bytes(id).is_some_and(holds))
-            .map(|id| vec![id]);
-        let before = tokens.len();
-        tokens.extend(found);
-        if tokens.len() == before {
-            // No token holds it whole: the sequence that spells it breaks.
-            tokens.push(tokenizer.encode(breaker, Special::Text));
-        }
+    if own.iter().any(String::is_empty) {
+        bail!("--dry-breaker: found an empty text, expected one character or more");
     }
-    Ok(tokens)
+    Ok(match own {
+        [] => server::breaking_tokens(tokenizer, server::DRY_BREAKERS),
+        own => server::breaking_tokens(tokenizer, own.iter().map(String::as_str)),
+    })
 }
 
 /// The sampling keys of a file that the sampler has no setting for, as a
@@ -356,6 +338,7 @@ mod tests {
     use crate::model_file::ModelArgs;
     use clap::Parser;
     use std::collections::BTreeSet;
+    use text::Special;
 
     /// The flags of a command line.
     #[derive(Parser)]

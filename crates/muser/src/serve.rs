@@ -177,7 +177,8 @@ fn seconds(text: &str) -> Result<u64, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     args.log.begin();
-    let server = Server::start(args.settings()?)?;
+    let settings = args.settings()?;
+    let server = Server::start(settings.clone())?;
     server.stop_on_signals()?;
     let file = args.load.open(&args.model)?;
     let tokenizer = file.tokenizer()?;
@@ -213,6 +214,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         info: service.handle().info().clone(),
         sampling: &sampling,
         has_chat: has_template(args, &file),
+        settings: &settings,
         url: url(server.address(), args.network.tls_cert.is_some()),
     };
     match args.json {
@@ -356,6 +358,7 @@ struct Start<'a> {
     info: Info,
     sampling: &'a Sampling,
     has_chat: bool,
+    settings: &'a Settings,
     url: String,
 }
 
@@ -398,13 +401,43 @@ impl Start<'_> {
             let keys = self.sampling.not_honoured.join(", ");
             remark(&format!("not honoured of the file: {keys}"));
         }
+        remark(&self.limits());
         if !self.has_chat {
             remark("the file has no chat template: /v1/completions only, no chats");
         }
         remark(&format!("{} at {}/v1", self.names.join(", "), self.url));
     }
 
+    /// What one client can take, and who may be one.
+    fn limits(&self) -> String {
+        let Settings {
+            keys,
+            is_insecure,
+            limits,
+            ..
+        } = self.settings;
+        let deadline = match limits.deadline {
+            Some(deadline) => format!("answers within {} s", deadline.as_secs()),
+            None => "no deadline".to_string(),
+        };
+        let clients = match (keys.len(), is_insecure) {
+            (0, false) => "clients of this machine only".to_string(),
+            (0, true) => "anybody may ask (--insecure)".to_string(),
+            (n, _) => format!("{} let in", terminal::count(n, "API key")),
+        };
+        format!(
+            "requests up to {}, headers within {} s, bodies within {} s, unread for {} s at most, \
+             {deadline}, {} at a time | {clients}",
+            terminal::bytes(limits.body_bytes as u64),
+            limits.header_timeout.as_secs(),
+            limits.body_timeout.as_secs(),
+            limits.reader_grace.as_secs(),
+            terminal::count(limits.connections, "connection"),
+        )
+    }
+
     fn json(&self) -> serde_json::Value {
+        let limits = &self.settings.limits;
         json!({
             "url": self.url,
             "models": self.names,
@@ -423,6 +456,16 @@ impl Start<'_> {
                 "origin": self.sampling.origin,
             },
             "has_chat": self.has_chat,
+            "limits": {
+                "body_bytes": limits.body_bytes,
+                "header_timeout_s": limits.header_timeout.as_secs(),
+                "body_timeout_s": limits.body_timeout.as_secs(),
+                "reader_grace_s": limits.reader_grace.as_secs(),
+                "deadline_s": limits.deadline.map(|deadline| deadline.as_secs()),
+                "connections": limits.connections,
+            },
+            "api_keys": self.settings.keys.len(),
+            "is_insecure": self.settings.is_insecure,
         })
     }
 }

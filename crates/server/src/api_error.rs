@@ -140,6 +140,16 @@ impl ApiError {
         ApiError::new(status, "server_error", "deadline_exceeded", message)
     }
 
+    /// What the client reads.
+    pub(crate) fn message(&self) -> &str {
+        &self.detail.message
+    }
+
+    /// Is it a fault of the server's?
+    pub(crate) fn is_ours(&self) -> bool {
+        self.status == StatusCode::INTERNAL_SERVER_ERROR
+    }
+
     /// The object, for an event of a stream.
     pub(crate) fn body(&self) -> ErrorBody {
         ErrorBody {

@@ -51,6 +51,11 @@ impl ApiKeys {
         Ok(ApiKeys::new(keys.into_iter().map(|(_, key)| key)))
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Are there none, so that no key is asked for?
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

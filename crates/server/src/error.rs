@@ -4,8 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What ends a server. What goes wrong with one request is an
-/// [`ApiError`](crate::ApiError).
+/// What ends a server. What goes wrong with one request is its client's to hear.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address could be reached by strangers.

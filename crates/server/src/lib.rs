@@ -1,10 +1,11 @@
 //! HTTP: engine events in, wire formats out.
 //!
 //! The way of a request: bytes -> fields (`body`, `generation`, `openai`) ->
-//! prompt and guide (`text`) -> engine -> events -> turns (`turn`) -> wire format
+//! prompt and guide (`admission`, `text`) -> engine -> events -> turns (`turn`) -> wire format
 //! (`stream`, `openai`). A new wire format is a module beside `openai`.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod api_error;
 mod app;
 mod auth;
@@ -27,6 +28,6 @@ mod turn;
 
 pub use auth::ApiKeys;
 pub use error::Error;
-pub use model::{ModelParts, breaking_tokens};
+pub use model::{DRY_BREAKERS, ModelParts, breaking_tokens};
 pub use server::{Server, Stopper};
 pub use settings::{Limits, Settings, TlsFiles};

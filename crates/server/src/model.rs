@@ -8,6 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 use text::{ChatTemplate, DateTime, GuideFactory, Memo, Reasoning, Special, Tokenizer, TurnFormat};
 
+/// Texts across which DRY matches nothing, unless others are named.
+pub const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// Bytes of tokens of earlier answers that are kept: some ten million tokens.
 const MEMO_BYTES: usize = 64 << 20;
 
@@ -181,11 +183,10 @@ impl ServedModel {
 
     /// The breakers of DRY where a request names none.
     pub fn dry_breakers(&self) -> &[Vec<u32>] {
-        const DEFAULT: [&str; 4] = ["\n", ":", "\"", "*"];
         match self.defaults.dry_breakers.as_slice() {
             [] => self
                 .dry_breakers
-                .get_or_init(|| breaking_tokens(&self.tokenizer, DEFAULT)),
+                .get_or_init(|| breaking_tokens(&self.tokenizer, DRY_BREAKERS)),
             breakers => breakers,
         }
     }

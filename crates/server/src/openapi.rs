@@ -6,15 +6,16 @@
     reason = "shapes of the document: nobody reads their fields"
 )]
 
+use crate::api_error::ErrorBody;
 use crate::generation::GenerationFields;
 use crate::openai::chat_request::ChatFields;
 use crate::openai::completions::CompletionFields;
 use serde::Deserialize;
 use serde_json::Value;
-use utoipa::ToSchema;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{ComponentsBuilder, SecurityRequirement};
 use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder};
+use utoipa::{IntoResponses, ToSchema};
 
 /// The document without its paths.
 pub(crate) fn document() -> OpenApi {
@@ -57,6 +58,44 @@ pub struct CompletionRequest {
     /// Fields of every generation.
     #[serde(flatten)]
     pub generation: GenerationFields,
+}
+
+/// Why a generation has no answer.
+#[derive(IntoResponses)]
+pub enum NoAnswer {
+    /// A field is wrong, or the prompt does not fit.
+    #[response(status = 400)]
+    Invalid(ErrorBody),
+    /// The API key is missing or wrong.
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// The host is not this machine, and no API key is set.
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+    /// There is no such model.
+    #[response(status = 404)]
+    UnknownModel(ErrorBody),
+    /// The body came too slowly.
+    #[response(status = 408)]
+    Slow(ErrorBody),
+    /// The body is too long.
+    #[response(status = 413)]
+    Long(ErrorBody),
+    /// The body is no JSON.
+    #[response(status = 415)]
+    NotJson(ErrorBody),
+    /// The queue is full.
+    #[response(status = 429)]
+    Full(ErrorBody),
+    /// The engine failed.
+    #[response(status = 500)]
+    Internal(ErrorBody),
+    /// Starting, draining or unhealthy.
+    #[response(status = 503)]
+    Unavailable(ErrorBody),
+    /// The deadline has passed.
+    #[response(status = 504)]
+    Late(ErrorBody),
 }
 
 /// A message of a conversation. Fields that are not named here reach the chat

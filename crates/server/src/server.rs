@@ -154,7 +154,8 @@ impl Server {
     /// The model is loaded: requests are answered.
     ///
     /// # Errors
-    /// As [`ServedModel::new`].
+    /// [`Error::NoModelName`], and [`Error::Text`] for a vocabulary that no
+    /// guide can be made for.
     ///
     /// # Panics
     /// If there is a model already.

@@ -1,15 +1,15 @@
 //! `/tokenize`, `/detokenize`, `/apply-template`: the text side without the
 //! model.
 
+use crate::admission::admit;
 use crate::api_error::{ApiError, ErrorBody};
 use crate::app::App;
-use crate::body::{JsonBytes, parse, parse_both};
-use crate::generation::GenerationFields;
-use crate::openai::chat_request::{ChatFields, REFUSED};
-use crate::request::blocking;
-use axum::Json;
+use crate::body::{Ignored, JsonBytes, parse};
+use crate::openai::chat_request::ChatFields;
+use crate::request::{Arrival, blocking};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use text::{ControlText, Special};
@@ -67,9 +67,7 @@ pub async fn tokenize(
         Ok((Tokens { tokens, pieces }, ignored))
     })
     .await?;
-    let mut response = Json(body).into_response();
-    ignored.announce(response.headers_mut());
-    Ok(response)
+    Ok(noted(body, &ignored))
 }
 
 /// Tokens to become a text.
@@ -112,9 +110,7 @@ pub async fn detokenize(
         Ok((TextBody { content }, ignored))
     })
     .await?;
-    let mut response = Json(body).into_response();
-    ignored.announce(response.headers_mut());
-    Ok(response)
+    Ok(noted(body, &ignored))
 }
 
 /// Checks that every id is a token's.
@@ -151,20 +147,19 @@ pub struct PromptBody {
 )]
 pub async fn apply_template(
     State(app): State<Arc<App>>,
+    Extension(arrival): Extension<Arrival>,
     JsonBytes(bytes): JsonBytes,
 ) -> Result<Response, ApiError> {
-    let model = Arc::clone(app.model()?);
-    let (body, ignored) = blocking(move || {
-        let (chat, generation, ignored) =
-            parse_both::<ChatFields, GenerationFields>(&bytes, REFUSED)?;
-        model.check_name(chat.model.as_deref())?;
-        let prepared = chat.prepare(&generation, &model, ignored, None)?;
-        let tokens = prepared.prompt.tokens;
-        let prompt = model.tokenizer.decode(&tokens, ControlText::Keep);
-        Ok((PromptBody { prompt, tokens }, prepared.ignored))
-    })
-    .await?;
+    let admitted = admit::<ChatFields>(app, arrival, bytes).await?;
+    let tokens = admitted.prepared.prompts[0].tokens.clone();
+    let prompt = admitted.model.tokenizer.decode(&tokens, ControlText::Keep);
+    let response = Json(PromptBody { prompt, tokens }).into_response();
+    Ok(admitted.notes().on(response))
+}
+
+/// An answer, with what was ignored of the request.
+fn noted(body: impl Serialize, ignored: &Ignored) -> Response {
     let mut response = Json(body).into_response();
     ignored.announce(response.headers_mut());
-    Ok(response)
+    response
 }

@@ -170,6 +170,8 @@ pub struct Turns {
     totals: Totals,
     deadline: Option<Deadline>,
     is_over: bool,
+    /// The request's, for the log: a stream outlives its handler.
+    span: tracing::Span,
     jobs: Jobs,
     _in_flight: InFlight,
 }
@@ -197,6 +199,7 @@ impl Turns {
             totals: Totals::default(),
             deadline: terms.deadline,
             is_over: false,
+            span: tracing::Span::current(),
             jobs: Jobs {
                 handle: model.handle.clone(),
                 ids: Vec::new(),
@@ -283,12 +286,10 @@ impl Turns {
                     self.totals.completion_tokens += choice.tokens.len();
                     self.totals.reasoning_tokens += choice.n_reasoning;
                 }
+                self.span.in_scope(|| self.totals.log());
                 Some(Piece::Ended(self.totals))
             }
-            Event::Failed(error) => {
-                tracing::error!(%error, "a job failed");
-                Some(self.fail(ApiError::from(&*error)))
-            }
+            Event::Failed(error) => Some(self.fail(ApiError::from(&*error))),
         }
     }
 
@@ -315,6 +316,12 @@ impl Turns {
 
     fn fail(&mut self, error: ApiError) -> Piece {
         self.is_over = true;
+        let why = error.message();
+        // What a client brought about is no trouble of the server's.
+        self.span.in_scope(|| match error.is_ours() {
+            true => tracing::error!(why, "no answer"),
+            false => tracing::info!(why, "no answer"),
+        });
         Piece::Failed(error)
     }
 
@@ -332,6 +339,18 @@ impl Turns {
 }
 
 impl Totals {
+    fn log(&self) {
+        tracing::info!(
+            prompt_tokens = self.prompt_tokens,
+            cached_tokens = self.cached_tokens,
+            completion_tokens = self.completion_tokens,
+            queue_ms = self.queue.as_millis(),
+            prefill_ms = self.prefill.as_millis(),
+            decode_ms = self.decode.as_millis(),
+            "complete"
+        );
+    }
+
     fn add(&mut self, timings: &Timings) {
         self.prompt_tokens += timings.prompt_tokens;
         // Forced tokens behind a prompt may have been cached as well.

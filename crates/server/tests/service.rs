@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{CHAT, Setup, TestServer};
+use common::{CHAT, Fault, Setup, TestServer};
 use serde_json::{Value, json};
 use server::{ApiKeys, Error, Limits, Settings, TlsFiles};
 use std::io::{Read, Write};
@@ -324,7 +324,7 @@ fn a_drain_lets_answers_end_and_a_second_stop_cuts_them() {
         let server = TestServer::scripted(Setup::default());
         let turn = server.turn(&format!(
             " to=user<|message|>{}<|eot|>",
-            "word ".repeat(100)
+            "word ".repeat(200)
         ));
         server.slow_script(turn, Duration::from_millis(20));
         let mut body = chat();
@@ -428,9 +428,36 @@ fn a_client_that_does_not_read_is_given_up() {
 }
 
 #[test]
+fn a_row_that_is_no_number_fails_its_request_alone() {
+    let server = TestServer::scripted(Setup::default());
+    server.break_down(Fault::NotFinite);
+    let reply = server.post(CHAT, &chat());
+    assert_eq!(reply.status, 500, "{}", reply.text);
+    assert!(reply.text.contains("are not finite"), "{}", reply.text);
+    server.script(server.turn(" to=user<|message|>Hi.<|eot|>"));
+    assert_eq!(server.post(CHAT, &chat()).status, 200);
+}
+
+#[test]
+fn a_device_that_is_lost_ends_the_server() {
+    let server = TestServer::scripted(Setup::default());
+    server.break_down(Fault::DeviceLost);
+    let reply = server.post(CHAT, &chat());
+    assert_eq!(reply.status, 500, "{}", reply.text);
+    assert_eq!(
+        reply.json()["error"]["message"],
+        "the device failed: unplugged"
+    );
+    match server.join() {
+        Err(Error::Unhealthy { why }) => assert!(why.contains("unplugged"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn headers_and_bodies_have_their_time() {
     let server = with_settings(|settings| {
-        settings.limits.header_timeout = Duration::from_millis(300);
+        settings.limits.header_timeout = Duration::from_secs(2);
         settings.limits.body_timeout = Duration::from_millis(300);
     });
     let host = server.url.split_once("://").expect("a URL").1.to_string();

@@ -6,9 +6,9 @@ mod walk;
 use model::{Constraint, Verdict};
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock};
-use text::{AnswerFormat, GuideFactory, Special, Tokenizer, TurnEnd, TurnFormat, TurnSettings};
+use text::{AnswerFormat, GuideFactory, Special, Tokenizer, TurnEnd, TurnFormat};
 use vocabulary::{CONTROL, NORMAL, byte_level, sentencepiece, tokenizer_of};
-use walk::{Chooser, allows, feed, spelled, walk};
+use walk::{Chooser, allows, answer, feed, schema, spelled, walk};
 
 /// The tokenizers with what a factory makes of them: messages with channels, a
 /// plain chat of byte-level tokens, one of SentencePiece.
@@ -42,17 +42,6 @@ static MODELS: LazyLock<Vec<(Arc<Tokenizer>, GuideFactory)>> = LazyLock::new(|| 
     })
     .collect()
 });
-
-fn answer(answer: AnswerFormat) -> TurnSettings {
-    TurnSettings {
-        answer,
-        ..TurnSettings::default()
-    }
-}
-
-fn schema(schema: Value) -> AnswerFormat {
-    AnswerFormat::JsonSchema(schema)
-}
 
 type Check = fn(&str) -> bool;
 

@@ -24,14 +24,8 @@ pub fn prepare(root: &Path) -> Outcome<Command> {
 
 /// The Python that has the client.
 fn install(root: &Path) -> Outcome<PathBuf> {
-    let venv = root.join("target/client/venv");
-    let python = venv.join("bin/python3");
-    let folder = venv.to_string_lossy();
-    let create = ["-m", "venv", &*folder];
-    if !python.exists() {
-        command::run(&mut command::command(root, "python3", &create))?;
-    }
-    let shown = python.to_string_lossy();
+    let python = command::python(root, "client")?;
+    let shown = python.to_string_lossy().into_owned();
     let install = [
         "-m",
         "pip",

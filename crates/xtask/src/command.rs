@@ -4,7 +4,7 @@
 //! started, since some build scripts watch them and everything behind those would be built again.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::Outcome;
@@ -31,6 +31,20 @@ pub fn command(root: &Path, program: &str, arguments: &[&str]) -> Command {
         }
     }
     command
+}
+
+/// The Python of a virtual environment of its own under `target/<name>`.
+///
+/// # Errors
+/// `python3` or its module `venv` is missing.
+pub fn python(root: &Path, name: &str) -> Outcome<PathBuf> {
+    let venv = root.join("target").join(name).join("venv");
+    let python = venv.join("bin/python3");
+    if !python.exists() {
+        let folder = venv.to_string_lossy();
+        run(&mut command(root, "python3", &["-m", "venv", &folder]))?;
+    }
+    Ok(python)
 }
 
 /// Runs a command to its end, its output going where this process's goes.

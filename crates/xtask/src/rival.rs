@@ -73,20 +73,12 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
 /// # Errors
 /// `python3`, pip or a C++ compiler is missing.
 pub fn install(root: &Path) -> Outcome<PathBuf> {
-    let venv = root.join("target/rival/venv");
-    let python = venv.join("bin/python3");
-    let check = "import llama_cpp";
+    let python = command::python(root, "rival")?;
     let shown = python.to_string_lossy().into_owned();
-    let import = || command::output(&mut command::command(root, &shown, &["-c", check]));
-    if python.exists() && import().is_ok() {
+    let import = ["-c", "import llama_cpp"];
+    if command::output(&mut command::command(root, &shown, &import)).is_ok() {
         return Ok(python);
     }
-    let folder = venv.to_string_lossy().into_owned();
-    command::run(&mut command::command(
-        root,
-        "python3",
-        &["-m", "venv", &folder],
-    ))?;
     println!("pip builds llama.cpp for this machine, which takes some 20 minutes on two cores");
     let arguments = [
         "-m",

@@ -75,7 +75,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
             "64",
             // Room for some sequences and some cache, so that both have to give way.
             "--kv-memory",
-            "80MiB",
+            "40MiB",
             "--prefix-cache",
             "40MiB",
             "--log-level",

@@ -30,8 +30,7 @@ impl Worker {
         let outputs = match self.compute(&spans, &batch, &wants, &copies) {
             Ok(outputs) => outputs,
             Err(model::Error::Device(error @ DeviceError::OutOfMemory { .. })) => {
-                self.out_of_memory(&spans, error);
-                return Ok(());
+                return self.out_of_memory(&spans, error);
             }
             Err(error) => return Err(error.into()),
         };
@@ -69,6 +68,11 @@ impl Worker {
                 spans.push(span);
             }
         }
+        let mut kept = spans.iter().map(|span| span.id);
+        assert!(
+            kept.all(|id| self.scheduler.is_running(id)),
+            "a sequence lost its pages to a newer one"
+        );
         (spans, copies)
     }
 
@@ -128,8 +132,12 @@ impl Worker {
     }
 
     /// The device has less room than the pool has pages: the pool gets smaller,
-    /// and it is as if it had no page. The newest sequence gives way, or fails if it is alone.
-    fn out_of_memory(&mut self, spans: &[Span], error: DeviceError) {
+    /// and it is as if it had no page. The newest sequence gives way, or fails if
+    /// it is alone.
+    ///
+    /// # Errors
+    /// The device's, if there is not even room for the shortest sequence.
+    fn out_of_memory(&mut self, spans: &[Span], error: DeviceError) -> Result<(), Error> {
         for span in spans {
             let live = self.jobs.get_mut(&span.id.job).expect("a running job");
             let pages = &mut live.choice(span.id).sequence.pages;
@@ -137,12 +145,17 @@ impl Worker {
         }
         // What is left in use was computed, so the device has it.
         self.pool.shrink_to_used();
+        let error = Error::Model(error.into());
+        if self.pool.max_slabs() < self.pool.layout().slabs_for(2, self.max_rows) {
+            return Err(error);
+        }
         self.cache.clear(&mut self.pool);
         let newest = self.scheduler.newest().expect("a pass was planned");
         match self.scheduler.n_running() {
-            1 => self.start_again(newest, model::Error::from(error).into()),
+            1 => self.start_again(newest, error),
             _ => self.preempt(newest),
         }
+        Ok(())
     }
 
     /// Takes the computed rows of a span, and what follows from the newest one.

@@ -7,7 +7,7 @@
 
 use engine::{
     CacheUse, Ending, Engine, Event, Generated, Handle, Job, Metrics, Request, SamplerSettings,
-    Sequence, Service, Timings,
+    Sequence, Service, Settings, Timings,
 };
 use gguf::Gguf;
 use model::backend::PageData;
@@ -25,6 +25,8 @@ use std::time::Duration;
 
 pub const N_VOCAB: usize = 64;
 pub const WINDOW: u32 = 300;
+/// A prefix cache without a limit.
+pub const ALL: u64 = u64::MAX;
 
 /// What a [`Toy`] does wrongly, and what it has seen.
 #[derive(Default)]
@@ -388,6 +390,19 @@ pub fn run(handle: &Handle, (job, events): (Job, Receiver<Event>)) -> Heard {
     hear(&events)
 }
 
+/// Keeps the engine in its first job until the sender is dropped, so that what
+/// is submitted meanwhile comes together.
+pub fn hold(handle: &Handle) -> Sender<()> {
+    let (release, held) = channel::<()>();
+    let (mut first, _) = job(vec![1], greedy(), 1);
+    first.receive = Box::new(move |_| {
+        held.recv().ok();
+        ControlFlow::Continue(())
+    });
+    handle.submit(first).expect("it is taken");
+    release
+}
+
 /// Ends a service; its last counts. Not a page is left.
 pub fn end(service: Service, handle: &Handle) -> Metrics {
     handle.drain();
@@ -431,3 +446,27 @@ pub fn alone(
 
 /// Rows of a page, for tests that speak of its borders.
 pub const PAGE: usize = PAGE_ROWS;
+
+pub fn settings(prefix_cache_bytes: u64) -> Settings {
+    Settings {
+        prefix_cache_bytes,
+        ..Settings::default()
+    }
+}
+
+pub fn service_of(toy: Toy, settings: Settings) -> (Service, Handle, Arc<Mutex<Orders>>) {
+    let orders = Arc::clone(&toy.orders);
+    let service = Service::start(Box::new(toy), settings).expect("a service");
+    let handle = service.handle();
+    (service, handle, orders)
+}
+
+pub fn service(max_slabs: usize, prefix_cache_bytes: u64) -> (Service, Handle) {
+    let (service, handle, _) = service_of(Toy::new(max_slabs), settings(prefix_cache_bytes));
+    (service, handle)
+}
+
+/// What the loop of one sequence answers, from a model of its own.
+pub fn expected(tokens: &[u32], sampling: &SamplerSettings, n: usize) -> Vec<Generated> {
+    alone(Toy::new(1000), tokens, sampling.clone(), n)
+}

@@ -4,11 +4,11 @@
 //! since a body that looks like one may turn out to be text. So each call is one
 //! delta with its whole arguments.
 
-use crate::api_error::{ApiError, ErrorBody};
+use crate::admission::admit;
+use crate::api_error::ApiError;
 use crate::app::App;
-use crate::body::{JsonBytes, parse_both};
-use crate::generation::GenerationFields;
-use crate::openai::chat_request::{ChatFields, PreparedChat, REFUSED};
+use crate::body::JsonBytes;
+use crate::openai::chat_request::ChatFields;
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::usage::{TimingsBody, Usage};
 use crate::openai::{Identity, data, random_id};
@@ -27,12 +27,10 @@ use utoipa::ToSchema;
 /// A complete answer.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ChatCompletion {
-    id: String,
+    #[serde(flatten)]
+    identity: Identity,
     /// `chat.completion`.
     object: &'static str,
-    created: u64,
-    model: String,
-    system_fingerprint: String,
     choices: Vec<ChatChoice>,
     usage: Usage,
     timings: TimingsBody,
@@ -88,12 +86,10 @@ pub struct CalledFunction {
 /// A piece of a streamed answer.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ChatChunk {
-    id: String,
+    #[serde(flatten)]
+    identity: Identity,
     /// `chat.completion.chunk`.
     object: &'static str,
-    created: u64,
-    model: String,
-    system_fingerprint: String,
     choices: Vec<ChatDelta>,
     /// Only in the last chunk, if it was asked for; `null` before.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,15 +133,7 @@ pub struct Delta {
     request_body = crate::openapi::ChatRequest,
     responses(
         (status = 200, body = ChatCompletion),
-        (status = 400, body = ErrorBody),
-        (status = 401, body = ErrorBody),
-        (status = 404, body = ErrorBody, description = "There is no such model"),
-        (status = 408, body = ErrorBody),
-        (status = 413, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 429, body = ErrorBody, description = "The queue is full"),
-        (status = 503, body = ErrorBody, description = "Starting, draining or unhealthy"),
-        (status = 504, body = ErrorBody, description = "The deadline has passed")
+        crate::openapi::NoAnswer
     )
 )]
 pub async fn chat_completions(
@@ -153,39 +141,15 @@ pub async fn chat_completions(
     Extension(arrival): Extension<Arrival>,
     JsonBytes(bytes): JsonBytes,
 ) -> Result<Response, ApiError> {
-    let in_flight = app.enter();
-    let model = Arc::clone(app.model()?);
-    let (is_stream, includes_usage, prepared) = {
-        let (app, model) = (Arc::clone(&app), Arc::clone(&model));
-        // Templates, tokenizers and grammars are work.
-        crate::request::blocking(move || {
-            arrival.log_prompt(&app.settings, &bytes);
-            let (chat, generation, ignored) =
-                parse_both::<ChatFields, GenerationFields>(&bytes, REFUSED)?;
-            model.check_name(chat.model.as_deref())?;
-            let deadline = generation.deadline(arrival.at, app.settings.limits.deadline)?;
-            let prepared = chat.prepare(&generation, &model, ignored, deadline)?;
-            Ok((
-                generation.is_stream(),
-                generation.includes_usage(),
-                prepared,
-            ))
-        })
-        .await?
-    };
-    let PreparedChat {
-        prompt,
-        terms,
-        ignored,
-    } = prepared;
-    let grace = app.settings.limits.reader_grace;
-    let turns = Turns::start(&model, vec![prompt], &terms, grace, in_flight)?;
+    let admitted = admit::<ChatFields>(app, arrival, bytes).await?;
+    let (is_stream, includes_usage) = (admitted.is_stream, admitted.includes_usage);
     let answers = Answers {
-        identity: Identity::new("chatcmpl-", &model)?,
-        tokenizer: Arc::clone(&model.tokenizer),
-        has_logprobs: terms.logprobs.is_some(),
+        identity: Identity::new("chatcmpl-", &admitted.model)?,
+        tokenizer: Arc::clone(&admitted.model.tokenizer),
+        has_logprobs: admitted.prepared.terms.logprobs.is_some(),
     };
-    let mut response = match is_stream {
+    let (turns, (), notes) = admitted.start()?;
+    let response = match is_stream {
         true => {
             let format = ChatStream {
                 spoken: vec![Spoken::default(); turns.n_choices()],
@@ -197,8 +161,7 @@ pub async fn chat_completions(
         }
         false => Json(collect(turns, &answers).await?).into_response(),
     };
-    ignored.announce(response.headers_mut());
-    Ok(response)
+    Ok(notes.on(response))
 }
 
 /// What all objects of an answer have in common.
@@ -297,13 +260,9 @@ async fn collect(mut turns: Turns, answers: &Answers) -> Result<ChatCompletion, 
                         .then(|| ChatLogprobs::of(&answers.tokenizer, &logprobs)),
                     finish_reason: reason,
                 });
-                let identity = answers.identity.clone();
                 return Ok(ChatCompletion {
-                    id: identity.id,
+                    identity: answers.identity.clone(),
                     object: "chat.completion",
-                    created: identity.created,
-                    model: identity.model,
-                    system_fingerprint: identity.system_fingerprint,
                     choices: choices.collect(),
                     usage: totals.into(),
                     timings: totals.into(),
@@ -325,13 +284,9 @@ struct ChatStream {
 
 impl ChatStream {
     fn chunk(&self, choices: Vec<ChatDelta>) -> ChatChunk {
-        let identity = self.answers.identity.clone();
         ChatChunk {
-            id: identity.id,
+            identity: self.answers.identity.clone(),
             object: "chat.completion.chunk",
-            created: identity.created,
-            model: identity.model,
-            system_fingerprint: identity.system_fingerprint,
             choices,
             usage: self.includes_usage.then_some(None),
             timings: None,

@@ -4,9 +4,9 @@
 //! dropped. The chat template decides what has an effect, so the same request
 //! may be good for one model and wrong for another.
 
+use crate::admission::{Context, Fields, Prepared};
 use crate::api_error::{ApiError, found};
 use crate::body::{Ignored, Refused};
-use crate::generation::{Deadline, GenerationFields};
 use crate::model::{Chat, ServedModel};
 use crate::openai::logprobs::MOST_TOP;
 use crate::turn::{Prompt, Terms};
@@ -28,7 +28,7 @@ const MOST_LABEL_BYTES: usize = 512;
 const OWN_VARIABLES: [&str; 4] = ["messages", "tools", "add_generation_prompt", "tool_choice"];
 
 /// What is known and not done.
-pub const REFUSED: &[Refused] = &[
+const REFUSED: &[Refused] = &[
     Refused {
         name: "audio",
         neutral: &[],
@@ -184,31 +184,20 @@ pub struct NamedSchema {
     pub strict: Option<bool>,
 }
 
-/// A chat request that is ready for the engine.
-pub struct PreparedChat {
-    /// The prompt.
-    pub prompt: Prompt,
-    /// What is asked of it.
-    pub terms: Terms,
-    /// Fields without effect.
-    pub ignored: Ignored,
-}
+impl Fields for ChatFields {
+    const REFUSED: &'static [Refused] = REFUSED;
+    type Extra = ();
 
-impl ChatFields {
-    /// Renders and tokenizes the conversation, makes the guide.
-    ///
-    /// # Errors
-    /// 400 for everything that is wrong with the fields, by name.
-    pub fn prepare(
-        self,
-        generation: &GenerationFields,
-        model: &ServedModel,
-        mut ignored: Ignored,
-        deadline: Option<Deadline>,
-    ) -> Result<PreparedChat, ApiError> {
+    fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
+    fn prepare(self, context: &mut Context<'_>) -> Result<Prepared<()>, ApiError> {
+        let Context {
+            generation, model, ..
+        } = *context;
         let chat = model.chat()?;
         self.check_labels()?;
-        generation.check_stream()?;
         let tools = self.tools(chat)?;
         let settings = TurnSettings {
             stop: generation.stops()?,
@@ -224,28 +213,31 @@ impl ChatFields {
             max_tokens: self.max_tokens()?,
             logprobs: self.logprobs()?,
             cache: generation.cache(),
-            deadline,
+            deadline: context.deadline,
         };
-        let conversation = self.conversation(model, chat, &tools, &mut ignored)?;
+        let conversation = self.conversation(model, chat, &tools, context.ignored)?;
         let segments = chat.template.render(&conversation);
         let segments = segments.map_err(|error| ApiError::invalid("messages", error))?;
         let (guide, reader) = chat.guides.turn(&settings).map_err(of_text)?;
         let (tokenizer, memo) = (&model.tokenizer, &chat.memo);
         let text::Prompt { tokens, cuts } =
             text::Prompt::new(tokenizer, &chat.format, &segments, Some(&**memo));
-        Ok(PreparedChat {
-            prompt: Prompt {
-                tokens,
-                cuts,
-                guide,
-                reader,
-                memo: Some(Arc::clone(memo)),
-            },
+        let prompt = Prompt {
+            tokens,
+            cuts,
+            guide,
+            reader,
+            memo: Some(Arc::clone(memo)),
+        };
+        Ok(Prepared {
+            prompts: vec![prompt],
             terms,
-            ignored,
+            extra: (),
         })
     }
+}
 
+impl ChatFields {
     /// Checks the fields that only name something.
     fn check_labels(&self) -> Result<(), ApiError> {
         let labels = [

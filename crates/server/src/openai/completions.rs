@@ -4,10 +4,10 @@
 //! request says more. That is OpenAI's rule for this interface, and clients of
 //! it count on it.
 
-use crate::api_error::{ApiError, ErrorBody};
+use crate::admission::{Context, Fields, Prepared, admit};
+use crate::api_error::ApiError;
 use crate::app::App;
-use crate::body::{Ignored, JsonBytes, Refused, parse_both};
-use crate::generation::{Deadline, GenerationFields};
+use crate::body::{JsonBytes, Refused};
 use crate::model::ServedModel;
 use crate::openai::chat_request::of_text;
 use crate::openai::logprobs::{Columns, CompletionLogprobs, MOST_TOP};
@@ -85,12 +85,10 @@ pub enum PromptField {
 /// A complete answer, or a piece of a streamed one.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Completion {
-    id: String,
+    #[serde(flatten)]
+    identity: Identity,
     /// `text_completion`.
     object: &'static str,
-    created: u64,
-    model: String,
-    system_fingerprint: String,
     choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
@@ -108,24 +106,22 @@ pub struct CompletionChoice {
     finish_reason: Option<&'static str>,
 }
 
-/// A completion request that is ready for the engine.
-struct PreparedCompletion {
-    prompts: Vec<Prompt>,
-    terms: Terms,
+impl Fields for CompletionFields {
+    const REFUSED: &'static [Refused] = REFUSED;
     /// What each prompt's answers begin with.
-    echoes: Vec<String>,
-    ignored: Ignored,
-}
+    type Extra = Vec<String>;
 
-impl CompletionFields {
-    fn prepare(
-        self,
-        generation: &GenerationFields,
-        model: &ServedModel,
-        ignored: Ignored,
-        deadline: Option<Deadline>,
-    ) -> Result<PreparedCompletion, ApiError> {
-        generation.check_stream()?;
+    fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
+    fn prepare(self, context: &mut Context<'_>) -> Result<Prepared<Vec<String>>, ApiError> {
+        let Context {
+            generation,
+            model,
+            deadline,
+            ..
+        } = *context;
         let most = model.handle.info().sequences;
         let terms = Terms {
             n_choices: generation.n_choices(most)?,
@@ -176,14 +172,15 @@ impl CompletionFields {
             reader: reader.clone(),
             memo: None,
         });
-        Ok(PreparedCompletion {
+        Ok(Prepared {
             prompts: prompts.collect(),
             terms,
-            echoes,
-            ignored,
+            extra: echoes,
         })
     }
+}
 
+impl CompletionFields {
     fn logprobs(&self) -> Result<Option<usize>, ApiError> {
         match self.logprobs {
             Some(found) if found > MOST_TOP => Err(ApiError::value(
@@ -233,15 +230,7 @@ impl PromptField {
     request_body = crate::openapi::CompletionRequest,
     responses(
         (status = 200, body = Completion),
-        (status = 400, body = ErrorBody),
-        (status = 401, body = ErrorBody),
-        (status = 404, body = ErrorBody, description = "There is no such model"),
-        (status = 408, body = ErrorBody),
-        (status = 413, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 429, body = ErrorBody, description = "The queue is full"),
-        (status = 503, body = ErrorBody, description = "Starting, draining or unhealthy"),
-        (status = 504, body = ErrorBody, description = "The deadline has passed")
+        crate::openapi::NoAnswer
     )
 )]
 pub async fn completions(
@@ -249,41 +238,18 @@ pub async fn completions(
     Extension(arrival): Extension<Arrival>,
     JsonBytes(bytes): JsonBytes,
 ) -> Result<Response, ApiError> {
-    let in_flight = app.enter();
-    let model = Arc::clone(app.model()?);
-    let (is_stream, includes_usage, prepared) = {
-        let (app, model) = (Arc::clone(&app), Arc::clone(&model));
-        crate::request::blocking(move || {
-            arrival.log_prompt(&app.settings, &bytes);
-            let (completion, generation, ignored) =
-                parse_both::<CompletionFields, GenerationFields>(&bytes, REFUSED)?;
-            model.check_name(completion.model.as_deref())?;
-            let deadline = generation.deadline(arrival.at, app.settings.limits.deadline)?;
-            let prepared = completion.prepare(&generation, &model, ignored, deadline)?;
-            Ok((
-                generation.is_stream(),
-                generation.includes_usage(),
-                prepared,
-            ))
-        })
-        .await?
-    };
-    let PreparedCompletion {
-        prompts,
-        terms,
-        echoes,
-        ignored,
-    } = prepared;
-    let grace = app.settings.limits.reader_grace;
-    let turns = Turns::start(&model, prompts, &terms, grace, in_flight)?;
+    let admitted = admit::<CompletionFields>(app, arrival, bytes).await?;
+    let (is_stream, includes_usage) = (admitted.is_stream, admitted.includes_usage);
+    let model = Arc::clone(&admitted.model);
+    let terms = &admitted.prepared.terms;
+    let (n_choices, has_logprobs) = (terms.n_choices, terms.logprobs.is_some());
+    let (turns, echoes, notes) = admitted.start()?;
     let answers = echoes
         .iter()
-        .flat_map(|echo| std::iter::repeat_n(echo, terms.n_choices))
+        .flat_map(|echo| std::iter::repeat_n(echo, n_choices))
         .map(|echo| Answer {
             echo: Some(echo.clone()).filter(|echo| !echo.is_empty()),
-            columns: terms
-                .logprobs
-                .map(|_| Columns::new(Arc::clone(&model.tokenizer), echo)),
+            columns: has_logprobs.then(|| Columns::new(Arc::clone(&model.tokenizer), echo)),
         });
     let writer = Writer {
         identity: Identity::new("cmpl-", &model)?,
@@ -291,12 +257,11 @@ pub async fn completions(
         includes_usage,
         last: None,
     };
-    let mut response = match is_stream {
+    let response = match is_stream {
         true => respond(turns, writer),
         false => Json(collect(turns, writer).await?).into_response(),
     };
-    ignored.announce(response.headers_mut());
-    Ok(response)
+    Ok(notes.on(response))
 }
 
 /// Writes answers as objects.
@@ -317,13 +282,9 @@ struct Answer {
 
 impl Writer {
     fn object(&self, choices: Vec<CompletionChoice>) -> Completion {
-        let identity = self.identity.clone();
         Completion {
-            id: identity.id,
+            identity: self.identity.clone(),
             object: "text_completion",
-            created: identity.created,
-            model: identity.model,
-            system_fingerprint: identity.system_fingerprint,
             choices,
             usage: None,
             timings: None,

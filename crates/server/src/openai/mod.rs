@@ -14,9 +14,10 @@ pub mod usage;
 use crate::api_error::ApiError;
 use crate::model::unix_seconds;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// What every object of one answer has in common.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Identity {
     /// `chatcmpl-...` or `cmpl-...`.
     pub id: String,

@@ -8,8 +8,8 @@ use gguf::Gguf;
 use model::backend::PageData;
 use model::kv::PageCopy;
 use model::{
-    Batch, Capacity, Caps, Config, DraftRequest, DrafterConfig, Forward, KvType, Model, Options,
-    Outputs, PageClass, PageId, Reference, Tables, Want, WindowConvention, select,
+    Batch, Capacity, Caps, Config, DeviceError, DraftRequest, DrafterConfig, Forward, KvType,
+    Model, Options, Outputs, PageClass, PageId, Reference, Tables, Want, WindowConvention, select,
 };
 use serde_json::Value;
 use server::{ModelParts, Server, Settings, Stopper};
@@ -49,6 +49,17 @@ pub struct Script {
     base: Option<u32>,
     /// What each pass takes.
     pause: Duration,
+    /// What goes wrong.
+    fault: Option<Fault>,
+}
+
+/// What a pass can meet.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// A row of logits that are no numbers.
+    NotFinite,
+    /// The device is gone.
+    DeviceLost,
 }
 
 /// A model that plays back tokens, whatever it reads.
@@ -87,12 +98,18 @@ impl Forward for Scripted {
     ) -> Result<Outputs, model::Error> {
         let mut script = self.script.lock().expect("a script");
         std::thread::sleep(script.pause);
+        if let Some(Fault::DeviceLost) = script.fault {
+            return Err(DeviceError::Lost("unplugged".to_string()).into());
+        }
         let row = |(&row, &want): (&u32, &Want)| {
             let pos = batch.rows[row as usize].pos;
             let place = pos - *script.base.get_or_insert(pos);
             let token = script.tokens.get(place as usize).copied();
             let mut logits = vec![0.0; self.config.n_vocab];
-            logits[token.unwrap_or(self.end) as usize] = 10.0;
+            logits[token.unwrap_or(self.end) as usize] = match script.fault {
+                Some(_) => f32::NAN,
+                None => 10.0,
+            };
             select(&logits, want)
         };
         Ok(batch.wanted.iter().zip(want).map(row).collect())
@@ -270,7 +287,8 @@ impl TestServer {
             script,
             thread: Some(std::thread::spawn(move || {
                 let outcome = server.wait();
-                service.join().unwrap_or_else(|e| panic!("{e}"));
+                // What the engine failed of is what the server failed of.
+                assert_eq!(service.join().is_err(), outcome.is_err());
                 outcome
             })),
         }
@@ -284,8 +302,13 @@ impl TestServer {
         *self.script.lock().expect("a script") = Script {
             tokens: tokens.to_vec(),
             base: Some(n_prompt as u32 - 1),
-            pause: Duration::ZERO,
+            ..Script::default()
         };
+    }
+
+    /// What goes wrong from now on.
+    pub fn break_down(&self, fault: Fault) {
+        self.script.lock().expect("a script").fault = Some(fault);
     }
 
     /// What the model says next.
@@ -297,8 +320,8 @@ impl TestServer {
     pub fn slow_script(&self, tokens: Vec<u32>, pause: Duration) {
         *self.script.lock().expect("a script") = Script {
             tokens,
-            base: None,
             pause,
+            ..Script::default()
         };
     }
 

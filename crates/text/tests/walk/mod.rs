@@ -6,7 +6,22 @@
 
 use model::{Constraint, Guide, Verdict};
 use std::sync::Arc;
-use text::{GuideFactory, Reader, Tokenizer, TurnEnd, TurnEvent, TurnFormat, TurnSettings};
+use text::{
+    AnswerFormat, GuideFactory, Reader, Tokenizer, TurnEnd, TurnEvent, TurnFormat, TurnSettings,
+};
+
+/// A turn whose answer has this format.
+pub fn answer(answer: AnswerFormat) -> TurnSettings {
+    TurnSettings {
+        answer,
+        ..TurnSettings::default()
+    }
+}
+
+/// The format that a JSON schema describes.
+pub fn schema(schema: serde_json::Value) -> AnswerFormat {
+    AnswerFormat::JsonSchema(schema)
+}
 
 /// Where a walk must have ended.
 const MOST_TOKENS: usize = 3000;

@@ -1,0 +1,137 @@
+//! `muser serve` as people start and stop it. What it answers is tested in the
+//! crate `server`.
+#![cfg(unix)]
+
+mod common;
+
+use common::muser;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+/// Starts a server of the bundled model on a free port.
+fn serve(args: &[&str]) -> (Child, Value) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_muser"))
+        .args(["serve", "--port", "0", "--json", "--threads", "1"])
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut line = String::new();
+    let stdout = child.stdout.as_mut().expect("a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    let start = serde_json::from_str(&line).expect("JSON");
+    (child, start)
+}
+
+/// What a server answers to a request without a body.
+fn get(start: &Value, path: &str) -> String {
+    let url = start["url"].as_str().expect("an address");
+    let address = url.strip_prefix("http://").expect("plain HTTP");
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    text
+}
+
+/// Ends a server with a signal; gives what it said.
+fn end(mut child: Child, signal: &str) -> String {
+    let pid = child.id().to_string();
+    let sent = Command::new("kill").args([signal, &pid]).status();
+    assert!(sent.expect("kill runs").success());
+    let ended = child.wait().expect("an end");
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().expect("a pipe");
+    stderr.read_to_string(&mut said).expect("UTF-8");
+    assert!(ended.success(), "{ended}: {said}");
+    said
+}
+
+#[test]
+fn the_start_line_says_what_is_served() {
+    let (child, start) = serve(&[
+        "--alias",
+        "story",
+        "--ctx",
+        "512",
+        "--sequences",
+        "4",
+        "--kv",
+        "f32",
+    ]);
+    for (key, value) in [
+        ("models", Value::from(vec!["story"])),
+        ("n_ctx", 512.into()),
+        ("sequences", 4.into()),
+        ("queue", 64.into()),
+        ("kv", "f32".into()),
+        ("has_chat", true.into()),
+    ] {
+        assert_eq!(start[key], value, "{key}: {start}");
+    }
+    assert_eq!(start["speculation"]["why"], "no drafter is loaded");
+    assert!(get(&start, "/health").contains("{\"status\":\"ready\"}"));
+    assert!(get(&start, "/v1/models").contains("\"id\":\"story\""));
+    let said = end(child, "-TERM");
+    assert!(said.contains("draining"), "{said}");
+    assert!(said.contains("route=\"/v1/models\" status=200"), "{said}");
+}
+
+#[test]
+fn flags_are_honoured_and_shown() {
+    let flags = [
+        "--prefix-cache",
+        "0",
+        "--kv-memory",
+        "64MiB",
+        "--log-level",
+        "off",
+    ];
+    let (child, start) = serve(&flags);
+    assert_eq!(start["prefix_cache_bytes"], 0);
+    assert!(start["kv_bytes"].as_u64().expect("a number") <= 64 << 20);
+    assert_eq!(end(child, "-INT"), "");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused() {
+    for (args, begin) in [
+        (
+            &["--host", "0.0.0.0"][..],
+            "error: 0.0.0.0:0 can be reached from other machines, expected a loopback address",
+        ),
+        (
+            &["--kv-memory", "64MiB", "--prefix-cache", "1GiB"],
+            "error: --prefix-cache: found 1.00 GiB, expected at most the memory for keys and values",
+        ),
+        (
+            &["--api-key-file", "/nowhere/keys"],
+            "error: cannot read the API key file /nowhere/keys: No such file",
+        ),
+        (
+            &["--temperature", "nan"],
+            "error: --temperature: found NaN, expected a finite number",
+        ),
+        (
+            &["--date", "today"],
+            "error: --date: found the date today, expected a day",
+        ),
+        (
+            &["--ctx", "100000"],
+            "error: cannot start the engine: a context of 100000 tokens",
+        ),
+    ] {
+        let outcome = muser(&[&["serve", "--port", "0"], args].concat());
+        assert!(
+            outcome.stderr.starts_with(begin),
+            "{args:?}: {}",
+            outcome.stderr
+        );
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (1, ""));
+    }
+}
