@@ -1,10 +1,8 @@
 //! Which of two reasons to end is told, where both hold at one token.
 
 use engine::{Ending, Engine, Generated, Request, Sequence};
-use gguf::Gguf;
-use model::{Constraint, Guide, Model, Options, Reference, Verdict};
+use model::{Constraint, Guide, Options, Verdict};
 use std::ops::ControlFlow;
-use std::path::Path;
 
 /// Says stop at the third token.
 #[derive(Clone, Default)]
@@ -33,10 +31,8 @@ impl Guide for StopAtThird {
 /// How generation of at most `max_tokens` ends if the receiver breaks off at
 /// token `break_at`, and after how many tokens.
 fn ending(break_at: usize, max_tokens: usize) -> (Ending, usize) {
-    let path = "../../models/nano-glimmer-q8_0.gguf";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
-    let file = Gguf::open(&path).expect("the bundled model");
-    let model = Model::load(Reference::new(), &file, Options::default()).expect("it loads");
+    let file = testing::open(&testing::bundled("nano-glimmer-q8_0.gguf"));
+    let model = testing::reference(&file, Options::default());
     let mut engine = Engine::new(Box::new(model), Some(64)).expect("an engine");
     let mut sequence = Sequence::new();
     sequence.push(&[3968, 3990]);

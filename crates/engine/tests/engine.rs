@@ -2,12 +2,11 @@
 
 mod common;
 
-use common::Script;
+use common::{Script, nano_file};
 use engine::{
     Ending, Engine, Error, Generated, Generation, Receive, Request, SampleError, Sampler,
     SamplerSettings, Sequence,
 };
-use gguf::Gguf;
 use model::backend::PageData;
 use model::kv::PageCopy;
 use model::{
@@ -16,20 +15,16 @@ use model::{
     Want, WindowConvention,
 };
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 const PROMPT: [u32; 6] = [3968, 3990, 1643, 3991, 469, 451];
 
 fn model_of(kv_bytes: u64) -> Model<Reference> {
-    let path = "../../models/nano-glimmer-q8_0.gguf";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
-    let file = Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"));
     let options = Options {
         kv: KvType::F16,
         kv_bytes,
     };
-    Model::load(Reference::new(), &file, options).unwrap_or_else(|e| panic!("{e}"))
+    testing::reference(&nano_file(), options)
 }
 
 fn engine_of(n_ctx: usize, kv_bytes: u64) -> Engine {
@@ -311,8 +306,7 @@ fn the_context_ends_an_answer_and_refuses_a_prompt() {
 
 #[test]
 fn a_context_outside_the_model_is_refused() {
-    let path = "../../models/nano-glimmer-q8_0.gguf";
-    let file = Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("the model");
+    let file = nano_file();
     for n_ctx in [0, 1, 2049] {
         let model = Model::load(Reference::new(), &file, Options::default()).expect("a model");
         let error = Engine::new(Box::new(model), Some(n_ctx))

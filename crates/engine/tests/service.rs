@@ -69,6 +69,28 @@ fn a_wrong_cached_row_changes_the_answer() {
     end(service, &handle);
 }
 
+/// They may come from the cache as well, but are no tokens of the prompt.
+#[test]
+fn cached_tokens_are_those_of_the_prompt() {
+    let (service, handle) = service(400, ALL);
+    let forced = Script {
+        constraints: [9, 10, 11, 12].map(Constraint::Forced).to_vec(),
+        ..Script::default()
+    };
+    let mut answers = Vec::new();
+    for cached_tokens in [0, 299] {
+        let (mut job, events) = job(prompt(1, 300), greedy(), 20);
+        job.guides = vec![forced.fork()];
+        let heard = run(&handle, (job, events));
+        assert_eq!(heard.timings.cached_tokens, cached_tokens);
+        assert_eq!(heard.timings.prefill_tokens, 300 - cached_tokens);
+        answers.push(heard.answers);
+    }
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(handle.metrics().cached_tokens, 299);
+    end(service, &handle);
+}
+
 #[test]
 fn a_conversation_reads_again_only_what_is_new() {
     let (service, handle) = service(400, ALL);

@@ -20,10 +20,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 fn bundled(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../models")
-        .join(name);
-    path.to_str().expect("UTF-8").to_string()
+    testing::bundled(name).display().to_string()
 }
 
 /// What a call that succeeds prints, its lines without blanks between columns.

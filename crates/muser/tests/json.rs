@@ -5,7 +5,6 @@ mod common;
 use common::muser_with;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// The names of all fields, those of metadata and arguments left out: they are data.
 fn fields(value: &Value, found: &mut BTreeSet<String>) {
@@ -36,8 +35,7 @@ fn section(page: &str, name: &str) -> String {
 
 #[track_caller]
 fn check(args: &[&str], stdin: &str) {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/json.md");
-    let page = std::fs::read_to_string(page).expect("the page");
+    let page = testing::read_to_string(&testing::root("docs/json.md"));
     let text = section(&page, args[0]);
     let outcome = muser_with(args, stdin.as_bytes());
     assert_eq!(outcome.code, 0, "{args:?}: {}", outcome.stderr);

@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{check_error, muser, muser_with, oracle, root};
+use common::{check_error, muser, muser_with, oracle};
 use npyz::WriterBuilder;
 use npyz::npz::NpzWriter;
 use serde_json::Value;
 use std::path::Path;
+use testing::root;
 
 /// Runs with `--json`; gives exit code and report.
 #[track_caller]

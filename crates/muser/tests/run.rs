@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{changed_model, check_error, muser, muser_with, oracle, root};
+use common::{changed_model, check_error, muser, muser_with, oracle};
 use gguf::Value as Key;
 use serde_json::Value;
 use std::io::Read;
+use testing::root;
 
 /// A golden prompt of the bundled model: its text and its greedy answer up to
 /// the end of the turn.

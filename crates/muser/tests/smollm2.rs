@@ -10,7 +10,7 @@ use engine::{Engine, LogProbs, Sequence};
 use gguf::Gguf;
 use model::{KvType, Model, Options, Reference, RowOutput, Want};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use testing::root;
 use text::{Special, Tokenizer};
 
 /// Largest difference of a log-probability from the exact one.
@@ -20,12 +20,6 @@ const LLAMACPP_MEAN_BOUND: f64 = 0.15;
 /// Where llama.cpp's two best tokens are at least this far apart, the best one
 /// must be ours too.
 const CLEAR_GAP: f64 = 0.5;
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .join(path)
-}
 
 fn model_file() -> Gguf {
     let path = root("target/models/SmolLM2-135M-Instruct.Q4_1.gguf");

@@ -122,8 +122,7 @@ fn files_compute() {
 fn nano_is_the_bundled_shape() {
     let folder = folder();
     let made = Gguf::open(&synth(&folder, "a.gguf", &[])).expect("a readable file");
-    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano-glimmer-q8_0.gguf");
-    let bundled = Gguf::open(&bundled).expect("the bundled model");
+    let bundled = testing::open(&testing::bundled("nano-glimmer-q8_0.gguf"));
     assert_eq!(made.tensors().len(), bundled.tensors().len());
     for tensor in bundled.tensors() {
         let other = made.tensor(&tensor.name).expect("the same names");

@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{check_error, muser, muser_with, oracle, root};
+use common::{check_error, muser, muser_with, oracle};
 use serde_json::Value;
 use std::io::Write;
+use testing::root;
 
 const HI: &[u8] = br#"[{"role": "user", "content": "Hi <|eot|>"}]"#;
 

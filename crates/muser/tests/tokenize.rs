@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{check_error, muser, muser_with, oracle, rewritten, root};
+use common::{check_error, muser, muser_with, oracle, rewritten};
 use serde_json::{Value, json};
+use testing::root;
 
 #[track_caller]
 fn check(args: &[&str], stdin: &[u8], stdout: &str) {

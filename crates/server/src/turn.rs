@@ -353,8 +353,7 @@ impl Totals {
 
     fn add(&mut self, timings: &Timings) {
         self.prompt_tokens += timings.prompt_tokens;
-        // Forced tokens behind a prompt may have been cached as well.
-        self.cached_tokens += timings.cached_tokens.min(timings.prompt_tokens);
+        self.cached_tokens += timings.cached_tokens;
         self.prefill_tokens += timings.prefill_tokens;
         self.drafted += timings.drafted;
         self.accepted += timings.accepted;

@@ -77,7 +77,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
             "--kv-memory",
             "40MiB",
             "--prefix-cache",
-            "40MiB",
+            "16MiB",
             "--log-level",
             "warn",
             "--date",

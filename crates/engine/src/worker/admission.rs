@@ -81,8 +81,13 @@ impl Worker {
         if is_on && live.admitted.is_none() {
             self.counts.cache_lookups += 1;
         }
+        let n_prompt = live.n_prompt;
+        let choice = live.choice(id);
+        // Forced tokens of the answer may have come along.
+        let n_computed = choice.sequence.n_computed();
+        let n_adopted = n_computed.min(n_prompt) - (n_computed - n_adopted).min(n_prompt);
         // What it had once is no hit.
-        if n_adopted == 0 || live.choice(id).n_lost > 0 {
+        if n_adopted == 0 || choice.n_lost > 0 {
             return;
         }
         if live.timings.cached_tokens == 0 {

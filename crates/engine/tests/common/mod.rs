@@ -18,7 +18,6 @@ use model::{
     Verdict, Want, WindowConvention, select,
 };
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -73,8 +72,7 @@ pub fn layout() -> KvLayout {
 }
 
 pub fn nano_file() -> Gguf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano-glimmer-q8_0.gguf");
-    Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"))
+    testing::open(&testing::bundled("nano-glimmer-q8_0.gguf"))
 }
 
 impl Toy {

@@ -1,9 +1,9 @@
 //! What the tests of the binary share: running it, and the repository's files.
 #![allow(dead_code)] // each test binary uses its part
 
-use gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
+use gguf::{Metadata, TensorInfo, Value, Writer};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// What a run of the binary left behind.
@@ -43,7 +43,7 @@ pub fn muser_with<A: AsRef<std::ffi::OsStr>>(args: &[A], stdin: &[u8]) -> Outcom
 
 /// Path of a file below `testdata/oracle/`, as an argument.
 pub fn oracle(name: &str) -> String {
-    root("testdata/oracle").join(name).display().to_string()
+    testing::testdata("oracle").join(name).display().to_string()
 }
 
 /// Writes the model `name` of the folder `models` to `path`, with these keys set.
@@ -62,7 +62,7 @@ pub fn rewritten(
     name: &str,
     change: impl FnOnce(&mut Metadata, &mut Vec<TensorInfo>),
 ) -> String {
-    let file = Gguf::open(&root("models").join(name)).expect("a model of the repository");
+    let file = testing::open(&testing::bundled(name));
     let mut metadata = file.metadata().clone();
     let mut infos: Vec<TensorInfo> = file.tensors().iter().map(|t| t.info()).collect();
     change(&mut metadata, &mut infos);
@@ -76,13 +76,6 @@ pub fn rewritten(
     }
     writer.finish().expect("room");
     path.display().to_string()
-}
-
-/// A path in the repository.
-pub fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .join(path)
 }
 
 /// Runs `muser` and checks that it fails with this message and exit code 1.

@@ -14,7 +14,6 @@ use model::{
 use serde_json::Value;
 use server::{ModelParts, Server, Settings, Stopper};
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,9 +24,7 @@ pub const CHAT: &str = "/v1/chat/completions";
 
 /// The bundled model's file.
 pub fn file() -> Gguf {
-    let path = "../../models/nano-glimmer-q8_0.gguf";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
-    Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"))
+    testing::open(&testing::bundled("nano-glimmer-q8_0.gguf"))
 }
 
 /// The bundled model itself.
