@@ -2,7 +2,8 @@
 
 Run by `cargo xtask rival`, which installs the package. Prints one JSON object whose lines have the
 fields of `muser bench --json`, so that both can be read by one program. The same tokens go in, keys
-and values are f16, flash attention is on, and every decoded row gives its logits.
+and values are f16, flash attention is on unless told otherwise, and every decoded row gives its
+logits.
 
     python rival_llama.py MODEL --threads 2 --prefill 512 --generate 64 --depth 0,2048 --batch 1
 """
@@ -26,7 +27,7 @@ def token(n_vocab, seq, pos):
 class Runner:
     """A context with room for the longest work."""
 
-    def __init__(self, path, threads, n_ctx, n_sequences, plain):
+    def __init__(self, path, threads, n_ctx, n_sequences, plain, flash):
         ll.llama_backend_init()
         start = time.perf_counter()
         params = ll.llama_model_default_params()
@@ -41,7 +42,7 @@ class Runner:
         context.n_batch = context.n_ubatch = BATCH_ROWS
         context.n_seq_max = n_sequences
         context.n_threads = context.n_threads_batch = threads
-        context.flash_attn_type = 1
+        context.flash_attn_type = int(flash)
         self.context = ll.llama_init_from_model(self.model, context)
         if not self.context:
             sys.exit("llama.cpp cannot make a context")
@@ -117,10 +118,12 @@ def main():
         action="store_true",
         help="no re-packed weights and no AMX kernels, which crash on some machines",
     )
+    parser.add_argument("--no-flash", action="store_true", help="without flash attention")
     args = parser.parse_args()
 
     longest = max(args.prefill + [max(d, 1) + args.generate for d in args.depth])
-    runner = Runner(args.model, args.threads, longest, max(args.batch), args.plain)
+    flash = not args.no_flash
+    runner = Runner(args.model, args.threads, longest, max(args.batch), args.plain, flash)
     lines = []
     for n_tokens in (n for n in args.prefill if n > 0):
         seconds = [runner.prefill(n_tokens) for _ in range(args.repetitions + 1)][1:]

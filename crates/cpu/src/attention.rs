@@ -335,6 +335,13 @@ mod tests {
         assert_eq!(route(15, MIN_SHARED_WORK, 2), Route::Segments);
     }
 
+    /// The lengths are a part of the contract: docs/numerics.md.
+    #[test]
+    fn segments_are_longer_in_long_contexts() {
+        let found = [0, 16_383, 16_384, 131_071].map(segment_len);
+        assert_eq!(found, [256, 256, 2048, 2048]);
+    }
+
     /// Segments begin at absolute multiples of their length and cover the keys.
     #[test]
     fn segments_cover_the_keys() {

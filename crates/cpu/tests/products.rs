@@ -288,6 +288,11 @@ fn shapes() {
         }
         check_random(ty, 81, 5, 64, 7);
         check_random(ty, 20, 4, 130, 8);
+        // Segments longer than what is unpacked at a time.
+        let n_blocks = 16_384 / (7 * ty.block_len()) + 1;
+        for n_x in [1, 3, 18] {
+            check_random(ty, 33, n_blocks, n_x, 9);
+        }
     }
 }
 
@@ -513,6 +518,56 @@ fn parts_and_threads() {
             }
         }
     }
+}
+
+/// A last tile is moved up over rows of its neighbour, whose columns may already be
+/// something else: it writes its own alone.
+#[test]
+fn a_part_writes_its_own_columns() {
+    let mut random = Random(10);
+    for (ty, ..) in INTEGER {
+        let (n_rows, cols) = (75, 512);
+        let view = view(ty, cols, &random_weights(ty, n_rows, cols, &mut random));
+        for (isa, n_x) in isas().flat_map(|isa| [(isa, 1), (isa, 3), (isa, 19)]) {
+            let matrix = Matrix::new(&view, isa).expect("a supported type");
+            let mut activations = Activations::new();
+            activations.resize(matrix.activation_kind(), n_x, cols);
+            activations.fill(isa, &random.gaussians(n_x * cols));
+            for rows in [70..75, 64..75, 3..9, 20..60] {
+                let mut out = vec![-7.0; n_x * n_rows];
+                let columns = OutColumns::new(&mut out, n_rows);
+                // SAFETY: nobody else uses `out` meanwhile.
+                unsafe { matrix.multiply(&activations, rows.clone(), &columns) };
+                for (at, &y) in out.iter().enumerate() {
+                    let is_own = rows.contains(&(at % n_rows));
+                    assert_eq!(y != -7.0, is_own, "{ty} {isa} {rows:?}, output {at}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "rows 10..17 of 16")]
+fn rows_beyond_the_matrix_are_a_bug() {
+    let ty = TensorType::Q8_0;
+    let view = view(ty, 32, &random_weights(ty, 16, 32, &mut Random(11)));
+    let matrix = Matrix::new(&view, Isa::Scalar).expect("a supported type");
+    let mut activations = Activations::new();
+    activations.resize(matrix.activation_kind(), 1, 32);
+    activations.fill(Isa::Scalar, &[1.0; 32]);
+    let mut out = [0.0; 17];
+    let columns = OutColumns::new(&mut out, 17);
+    // SAFETY: nobody else uses `out` meanwhile.
+    unsafe { matrix.multiply(&activations, 10..17, &columns) };
+}
+
+/// Lanes are reached by offsets of 32 bits.
+#[test]
+fn rows_of_128_mib_are_refused() {
+    let row_bytes = (128 << 20) / 34 * 34 + 34;
+    let view = view(TensorType::Q8_0, row_bytes / 34 * 32, &vec![0; row_bytes]);
+    assert!(Matrix::new(&view, Isa::Scalar).is_err());
 }
 
 /// Buffers that served a larger pass serve a smaller one of another kind.

@@ -3,6 +3,7 @@
 
 mod bench;
 mod chat;
+mod fault;
 mod input;
 mod inspect;
 mod interrupt;
@@ -57,6 +58,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    fault::explain_bus_errors();
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),

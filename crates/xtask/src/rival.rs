@@ -46,6 +46,9 @@ pub struct Options {
     /// llama.cpp without re-packed weights and AMX, where its kernels for these crash
     #[arg(long)]
     plain_rival: bool,
+    /// llama.cpp without flash attention, which is slower on some processors
+    #[arg(long)]
+    rival_without_flash: bool,
 }
 
 /// Installs the rival if need be, measures both, and prints a table in Markdown.
@@ -142,6 +145,7 @@ impl Options {
             repetitions,
         ];
         arguments.extend(self.plain_rival.then_some("--plain"));
+        arguments.extend(self.rival_without_flash.then_some("--no-flash"));
         measured(root, python, &arguments)
     }
 }
