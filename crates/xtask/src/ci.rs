@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::command::{command, output, run as run_command, run_lines};
-use crate::{Outcome, fetch, tidy};
+use crate::{Outcome, fetch, gpu, tidy};
 
 /// What to run.
 #[derive(Args)]
@@ -127,18 +127,22 @@ fn run_step(root: &Path, step: Step, options: &Options, tally: &mut Tally) -> Ou
         }
         Step::Tidy => tidy::run(root),
         Step::Clippy => {
-            // The golden test is compiled only with its feature; it is linted like the rest.
+            // Golden and GPU tests are compiled only with their features; they are linted like the rest.
             let all = [
                 "--workspace",
                 "--all-targets",
                 "--features",
-                "muser/smollm2",
+                "muser/smollm2,cuda/gpu",
             ];
             run_command(&mut cargo(
                 &[&["clippy"], &all[..], &["--", "-D", "warnings"]].concat(),
             ))
         }
-        Step::Test => run_tests(&mut cargo(&["test", "--workspace"]), tally),
+        Step::Test => {
+            // A test compiles the CUDA kernels.
+            gpu::nvrtc(root)?;
+            run_tests(&mut cargo(&["test", "--workspace"]), tally)
+        }
         Step::Doc => run_command(
             cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
         ),

@@ -6,6 +6,7 @@
 mod ci;
 mod command;
 mod fetch;
+mod gpu;
 mod rival;
 mod tidy;
 
@@ -42,6 +43,10 @@ enum Task {
     },
     /// Run the golden tests that need a fetched model (fetches it first)
     Golden,
+    /// Build the tests that need a GPU into a folder to carry, and run them
+    Gpu(gpu::Options),
+    /// Fetch NVRTC, with which a test compiles all CUDA kernels
+    Nvrtc,
     /// Measure Muser and llama.cpp in turn on a model file (builds llama.cpp under target/rival first)
     Rival(rival::Options),
 }
@@ -53,6 +58,8 @@ fn main() -> ExitCode {
         Task::Ci(options) => ci::run(root, &options),
         Task::Fetch { model } => fetch::run(root, model).map(|_| ()),
         Task::Golden => ci::golden(root).map(|_| ()),
+        Task::Gpu(options) => gpu::run(root, &options),
+        Task::Nvrtc => gpu::nvrtc(root),
         Task::Rival(options) => rival::run(root, &options),
     };
     match outcome {

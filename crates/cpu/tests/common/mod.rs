@@ -2,7 +2,11 @@
 //! distances.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod blocks;
+pub mod context;
+pub mod lab;
 pub mod plain;
+pub mod suite;
 
 use cpu::{Cpu, CpuOptions, Isa};
 use gguf::{Gguf, TensorType, TensorView, quant};

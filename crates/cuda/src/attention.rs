@@ -1,0 +1,254 @@
+//! Attention: whole rows side by side where there are many, else segments.
+//!
+//! What a reader would get wrong: which of the two is chosen depends on the shape
+//! alone, so that a recording serves every context length; and it changes no bit.
+//! Segments are merged by the launch after next: see [`Merge`].
+
+use crate::buffer::Buf;
+use crate::compile::Element;
+use crate::device::{Cuda, arguments, functions};
+use crate::driver::{Function, Grid, Memory};
+use crate::kv::{Kv, Place};
+use crate::products::Activations;
+use model::DeviceError;
+use model::backend::{BlockWindow, KvLayer, RowSet};
+
+/// Threads of a block; kernels/attention.cu has the same.
+const THREADS: u32 = 256;
+
+/// Keys of a block.
+const BLOCK_KEYS: usize = 64;
+
+/// Widest head: two elements a thread.
+pub(crate) const MAX_HEAD_DIM: usize = 256;
+
+functions!(AttentionFunctions {
+    attend_split,
+    attend_split_wide,
+    attend_whole,
+    attend_whole_wide,
+    merge_segments,
+});
+
+/// Which keys a row sees.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sight {
+    /// Stored ones up to itself, in a window.
+    Causal(Option<u32>),
+    /// Stored ones before the pass's rows of its sequence, and those rows.
+    Block(BlockWindow),
+}
+
+impl Sight {
+    /// Kind and window as kernels/attention.cu numbers them.
+    fn numbers(self) -> (u32, u32) {
+        match self {
+            Sight::Causal(window) => (0, window.unwrap_or(0)),
+            Sight::Block(BlockWindow::All) => (1, 0),
+            Sight::Block(BlockWindow::Below(window)) => (2, window),
+            Sight::Block(BlockWindow::Within(window)) => (3, window),
+        }
+    }
+}
+
+/// What an attention reads and writes; kernels/attention.cu has the same.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Job {
+    q: u64,
+    rows: u64,
+    place: Place,
+    own_k: u64,
+    own_v: u64,
+    out: u64,
+    states: u64,
+    n_slots: u32,
+    n_head: u32,
+    n_head_kv: u32,
+    dim: u32,
+    sight: u32,
+    window: u32,
+    scale: f32,
+}
+
+/// The second launch of an attention in segments. It waits for the next operation: a gate is multiplied in it.
+pub(crate) struct Merge {
+    function: Function,
+    grid: Grid,
+    job: Job,
+}
+
+/// How the work is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    /// A block of threads does all segments of a row, `queries` heads at a time.
+    Whole { queries: usize },
+    /// `workers` blocks share the segments of a row; a second launch merges.
+    Segments { queries: usize, workers: usize },
+}
+
+/// The cut for `rows` rows of `n_head_kv` times `group` heads.
+fn route(rows: usize, n_head_kv: usize, group: usize, dim: usize, n_slots: usize, n_multiprocessors: usize) -> Route {
+    let is_wide = dim > MAX_HEAD_DIM / 2;
+    let queries = if is_wide { 8 } else { 16 };
+    if rows * n_head_kv * group.div_ceil(queries) >= 2 * n_multiprocessors {
+        return Route::Whole { queries };
+    }
+    let queries = 4;
+    let blocks = rows * n_head_kv * group.div_ceil(queries);
+    let workers = (4 * n_multiprocessors).div_ceil(blocks.max(1));
+    Route::Segments {
+        queries,
+        workers: workers.clamp(1, n_slots),
+    }
+}
+
+/// Bytes of shared memory of a block of threads.
+fn shared_bytes(dim: usize, queries: usize) -> usize {
+    let pitch = dim.next_multiple_of(16) + 4;
+    4 * ((2 * BLOCK_KEYS + queries) * pitch + queries * (BLOCK_KEYS + 1))
+}
+
+impl Cuda {
+    /// Can the device attend with heads of this width?
+    pub(crate) fn check_head_dim(&self, dim: usize) -> Result<(), DeviceError> {
+        let queries = if dim > MAX_HEAD_DIM / 2 { 8 } else { 16 };
+        if dim <= MAX_HEAD_DIM && shared_bytes(dim, queries) <= self.context.shared_bytes as usize {
+            return Ok(());
+        }
+        Err(DeviceError::Unsupported {
+            what: format!("attention with heads of {dim} elements"),
+        })
+    }
+
+    /// Attention of all rows of the step.
+    pub(crate) fn attend_rows(
+        &mut self,
+        out: &Buf,
+        q: &Buf,
+        own: Option<(&Buf, &Buf)>,
+        kv: &Kv,
+        (layer, scale, sight): (KvLayer, f32, Sight),
+    ) {
+        let launched = self.try_attend(out, q, own, kv, (layer, scale, sight));
+        self.note(launched);
+        self.wrote(out);
+    }
+
+    fn try_attend(
+        &mut self,
+        out: &Buf,
+        q: &Buf,
+        own: Option<(&Buf, &Buf)>,
+        kv: &Kv,
+        (layer, scale, sight): (KvLayer, f32, Sight),
+    ) -> Result<(), DeviceError> {
+        let class = kv.layout.classes[layer.class as usize];
+        let (dim, n_head_kv) = (class.head_dim, class.n_head_kv);
+        assert!(
+            n_head_kv > 0 && q.cols.is_multiple_of(dim * n_head_kv) && out.cols == q.cols,
+            "{} columns of queries over {n_head_kv} key/value heads of {dim}",
+            q.cols
+        );
+        let n_head = q.cols / dim;
+        let rows = self.n_rows(RowSet::All);
+        let group = n_head / n_head_kv;
+        let n_multiprocessors = self.context.n_multiprocessors as usize;
+        let route = route(rows, n_head_kv, group, dim, self.n_slots, n_multiprocessors);
+        if let Route::Segments { .. } = route {
+            self.reserve_states(rows * n_head * self.n_slots * (2 + dim) * size_of::<f32>())?;
+        }
+        let (sight, window) = sight.numbers();
+        let job = Job {
+            q: q.address(),
+            rows: self.step_buffer.rows(),
+            place: kv.place(layer, self.step_buffer.pages()),
+            own_k: own.map_or(0, |(k, _)| k.address()),
+            own_v: own.map_or(0, |(_, v)| v.address()),
+            out: out.address(),
+            states: self.states.as_ref().map_or(0, Memory::address),
+            n_slots: self.n_slots as u32,
+            n_head: n_head as u32,
+            n_head_kv: n_head_kv as u32,
+            dim: dim as u32,
+            sight,
+            window,
+            scale,
+        };
+        let element = if kv.is_half() { Element::F16 } else { Element::F32 };
+        let is_wide = dim > MAX_HEAD_DIM / 2;
+        let f = self.attention_kernels(element)?;
+        let merge = f.merge_segments;
+        let (function, queries, workers) = match (route, is_wide) {
+            (Route::Whole { queries }, false) => (f.attend_whole, queries, 1),
+            (Route::Whole { queries }, true) => (f.attend_whole_wide, queries, 1),
+            (Route::Segments { queries, workers }, false) => (f.attend_split, queries, workers),
+            (Route::Segments { queries, workers }, true) => (f.attend_split_wide, queries, workers),
+        };
+        let grid = Grid {
+            blocks: [workers as u32, (n_head_kv * group.div_ceil(queries)) as u32, rows as u32],
+            threads: THREADS,
+            shared: shared_bytes(dim, queries) as u32,
+        };
+        self.launch(function, grid, arguments![job]);
+        if let Route::Segments { .. } = route {
+            let grid = Grid {
+                blocks: [q.cols.div_ceil(THREADS as usize) as u32, rows as u32, 1],
+                threads: THREADS,
+                shared: 0,
+            };
+            self.pending = Some(Merge { function: merge, grid, job });
+        }
+        Ok(())
+    }
+
+    /// Starts a merge that waits, if there is one: whatever comes next may read its result.
+    pub(crate) fn start_pending(&mut self) {
+        if let Some(Merge { function, grid, job }) = self.pending.take() {
+            let (gate, form) = (0u64, Activations::default());
+            self.launch(function, grid, arguments![job, gate, form]);
+        }
+    }
+
+    /// `x *= sigmoid(gate)` inside the merge that waits, if `x` is what it writes.
+    pub(crate) fn gate_pending(&mut self, x: &Buf, gate: &Buf) -> bool {
+        if self.pending.as_ref().is_none_or(|merge| merge.job.out != x.address()) {
+            return false;
+        }
+        assert_eq!(x.cols, gate.cols, "columns of two buffers");
+        let form = self.form_beside(x);
+        if let Some(Merge { function, grid, job }) = self.pending.take() {
+            self.launch(function, grid, arguments![job, gate.address(), form]);
+        }
+        self.wrote_with_form(x);
+        true
+    }
+
+    fn reserve_states(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        if self.states.as_ref().is_some_and(|s| s.bytes() >= bytes) {
+            return Ok(());
+        }
+        // The work so far may still use what is freed here.
+        self.stream.finish()?;
+        self.states = None;
+        self.states = Some(Memory::new(&self.context, "states of attention", bytes)?);
+        self.forget_recordings();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Route, route};
+
+    /// One row of a long context is shared by many blocks; a chunk is not.
+    #[test]
+    fn routes() {
+        let of = |rows| route(rows, 2, 16, 128, 65, 132);
+        assert_eq!(of(1), Route::Segments { queries: 4, workers: 65 });
+        assert_eq!(of(16), Route::Segments { queries: 4, workers: 5 });
+        assert_eq!(of(131), Route::Segments { queries: 4, workers: 1 });
+        assert_eq!(of(132), Route::Whole { queries: 16 });
+        assert_eq!(route(512, 1, 1, 256, 5, 132), Route::Whole { queries: 8 });
+    }
+}

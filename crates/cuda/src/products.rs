@@ -1,0 +1,366 @@
+//! Products: which kernel for how many columns, and the int8 form of their input.
+//!
+//! An input that feeds several products is converted once. A buffer that products
+//! read is converted by the operation that writes it, from its second pass on. What
+//! a reader would get wrong: "columns" are the rows of the pass.
+
+use crate::Error;
+use crate::buffer::Buf;
+use crate::compile::{Kernels, Program};
+use crate::device::{Cuda, arguments, functions};
+use crate::driver::{Context, Function, Grid, Memory};
+use crate::weight::{Layout, Weight};
+use gguf::TensorType;
+use model::DeviceError;
+use std::sync::Arc;
+
+/// Threads of a block: a warp for each of four segments.
+const THREADS: u32 = 128;
+
+/// Slots of a warp's ring; kernels/products.cu has the same.
+const SLOTS: u32 = 2;
+
+/// Matrices with this many rows have tiles enough for two to a warp: at 16 columns gate and up take 46 us with two and
+/// 50 with one, the projection after attention is faster with one.
+const WIDE_ROWS: usize = 8192;
+
+functions!(ProductFunctions {
+    multiply_8,
+    multiply_16,
+    multiply_16_wide,
+    pack_tiles,
+    embed,
+});
+
+/// A kernel and its tile.
+#[derive(Clone, Copy)]
+struct Tile {
+    function: Function,
+    columns: u32,
+    /// Tiles of 16 rows that a warp takes together.
+    n_tiles: u32,
+    shared: u32,
+    /// Blocks of threads that the device holds.
+    resident: u32,
+}
+
+/// The kernels of one encoding.
+pub(crate) struct ProductKernels {
+    narrow: Tile,
+    two: Tile,
+    wide: Tile,
+    pub(crate) pack_tiles: Function,
+    pub(crate) embed: Function,
+    /// Keeps the functions loaded.
+    _functions: ProductFunctions,
+}
+
+impl ProductKernels {
+    pub(crate) fn load(context: &Arc<Context>, kernels: &mut Kernels, ty: TensorType) -> Result<ProductKernels, Error> {
+        let functions = ProductFunctions::load(context, kernels, Program::Products(ty))?;
+        let unit = if ty.block_len() == 256 { 1 } else { 4 };
+        let slot_bytes = 16 * ty.block_bytes() as u32 * unit;
+        let tile = |function: Function, columns: u32, n_tiles: u32| -> Result<Tile, Error> {
+            // Rings, two buffers of sums, a barrier a slot.
+            let rings = 4 * SLOTS * n_tiles * slot_bytes;
+            let shared = rings + 2 * 4 * n_tiles * 16 * columns * 4 + 4 * SLOTS * 8;
+            Ok(Tile {
+                function,
+                columns,
+                n_tiles,
+                shared,
+                resident: function.resident(context, THREADS, shared)?,
+            })
+        };
+        Ok(ProductKernels {
+            narrow: tile(functions.multiply_8, 8, 1)?,
+            two: tile(functions.multiply_16, 16, 1)?,
+            wide: tile(functions.multiply_16_wide, 16, 2)?,
+            pack_tiles: functions.pack_tiles,
+            embed: functions.embed,
+            _functions: functions,
+        })
+    }
+
+    /// The kernel for this many columns and output rows.
+    fn tile(&self, n_columns: u32, n_rows: usize) -> Tile {
+        match n_columns {
+            0..=8 => self.narrow,
+            _ if n_rows >= WIDE_ROWS => self.wide,
+            _ => self.two,
+        }
+    }
+}
+
+/// Kind of an int8 form, as kernels/common.cuh numbers them; 0 is none.
+const PER_256: u32 = 1;
+const PER_32: u32 = 2;
+
+/// The newest input of products in one int8 form.
+#[derive(Default)]
+pub(crate) struct Form {
+    /// Version and columns of the buffer that it was made of.
+    of: (u64, u32),
+    memory: Option<Memory>,
+}
+
+impl Form {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.memory.as_ref().map_or(0, |m| m.bytes() as u64)
+    }
+}
+
+/// Where an int8 form lies; kernels/common.cuh has the same.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Activations {
+    codes: u64,
+    digits: u64,
+    scales: u64,
+    sums: u64,
+    n_columns: u32,
+    kind: u32,
+}
+
+/// A matrix of a launch; kernels/products.cu has the same.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Part {
+    tiles: u64,
+    y: u64,
+    n_out: u32,
+    end: u32,
+}
+
+/// What follows a product; kernels/products.cu has the same.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Epilogue {
+    scale: f32,
+    cap: f32,
+    is_on: u32,
+    has_cap: u32,
+}
+
+impl Epilogue {
+    /// Scale, then cap.
+    pub(crate) fn softcap(scale: f32, cap: Option<f32>) -> Epilogue {
+        Epilogue {
+            scale,
+            cap: cap.unwrap_or(1.0),
+            is_on: 1,
+            has_cap: u32::from(cap.is_some()),
+        }
+    }
+}
+
+/// The kind of form that weights of this encoding want.
+fn kind_of(ty: TensorType) -> u32 {
+    if ty.block_len() == 256 { PER_256 } else { PER_32 }
+}
+
+impl Cuda {
+    /// No form holds anything.
+    pub(crate) fn forget_forms(&mut self) {
+        for form in &mut self.forms {
+            form.of = (0, 0);
+        }
+    }
+
+    /// Room for a form of `kind`.
+    fn form(&mut self, kind: u32, cols: usize, n_columns: usize) -> Result<Activations, DeviceError> {
+        let (codes, digits, scales) = match kind {
+            PER_256 => (cols, cols / 8, cols / 64),
+            _ => (cols, 0, cols / 8),
+        };
+        // Each part begins at a multiple of 256 bytes.
+        let part = |bytes: usize| (bytes * n_columns).next_multiple_of(256) as u64;
+        let sums = if kind == PER_32 { scales } else { 0 };
+        let bytes = part(codes) + part(digits) + part(scales) + part(sums);
+        let form = &mut self.forms[kind as usize - 1];
+        if form.bytes() < bytes {
+            // The work so far may still use what is freed here.
+            self.stream.finish()?;
+            form.memory = None;
+            form.memory = Some(Memory::new(&self.context, "int8 activations", bytes as usize)?);
+            form.of = (0, 0);
+            self.forget_recordings();
+        }
+        let start = self.forms[kind as usize - 1].memory.as_ref().map_or(0, Memory::address);
+        Ok(Activations {
+            codes: start,
+            digits: start + part(codes),
+            scales: start + part(codes) + part(digits),
+            sums: start + part(codes) + part(digits) + part(scales),
+            n_columns: n_columns as u32,
+            kind,
+        })
+    }
+
+    /// Where an operation that writes `out` leaves its int8 form, if products read one. Follow it by
+    /// [`Cuda::wrote_with_form`].
+    pub(crate) fn form_beside(&mut self, out: &Buf) -> Activations {
+        match out.form() {
+            0 => Activations::default(),
+            kind => {
+                let form = self.form(kind, out.cols, self.n_rows(out.set));
+                self.note(form).unwrap_or_default()
+            }
+        }
+    }
+
+    /// Marks a buffer and the form beside it as written.
+    pub(crate) fn wrote_with_form(&mut self, out: &Buf) {
+        self.wrote(out);
+        if out.form() > 0 {
+            let n_columns = self.n_rows(out.set) as u32;
+            self.forms[out.form() as usize - 1].of = (out.version(), n_columns);
+        }
+    }
+
+    /// The form of `x` that products with weights of encoding `ty` read.
+    fn converted(&mut self, x: &Buf, ty: TensorType) -> Result<Activations, DeviceError> {
+        let (kind, n_columns) = (kind_of(ty), self.n_rows(x.set));
+        let form = self.form(kind, x.cols, n_columns)?;
+        let of = (x.version(), n_columns as u32);
+        x.set_form(kind);
+        if self.forms[kind as usize - 1].of != of || of.0 == 0 {
+            self.forms[kind as usize - 1].of = of;
+            let convert = self.rows.convert;
+            let grid = self.groups(x.cols, n_columns);
+            self.launch(convert, grid, arguments![x.address(), x.cols as u32, form]);
+        }
+        Ok(form)
+    }
+
+    /// Half-warps over groups of 256 elements of rows.
+    pub(crate) fn groups(&self, cols: usize, n_rows: usize) -> Grid {
+        let n_groups = cols.div_ceil(256);
+        let threads = (16 * n_groups).next_multiple_of(32).min(128);
+        Grid {
+            blocks: [(16 * n_groups).div_ceil(threads) as u32, n_rows as u32, 1],
+            threads: threads as u32,
+            shared: 0,
+        }
+    }
+
+    /// Products that read one input: one launch for all block-encoded matrices of one encoding.
+    pub(crate) fn products(&mut self, out: &[(&Buf, &Weight)], x: &Buf, epilogue: Epilogue) {
+        for (y, w) in out {
+            let found = (y.cols, x.cols, self.n_rows(y.set));
+            let wanted = (w.n_rows, w.cols, self.n_rows(x.set));
+            assert_eq!(found, wanted, "columns and rows of a product");
+        }
+        if self.n_rows(x.set) == 0 {
+            return;
+        }
+        for (i, (y, w)) in out.iter().enumerate() {
+            match w.layout {
+                Layout::Rows(_) => self.dot(y, w, x, epilogue),
+                Layout::Tiles(ty) => {
+                    let is_same = |(_, other): &&(&Buf, &Weight)| other.layout == w.layout;
+                    if out[..i].iter().any(|other| is_same(&other)) {
+                        continue;
+                    }
+                    let same: Vec<_> = out[i..].iter().filter(is_same).copied().collect();
+                    let done = self.multiply(&same, ty, x, epilogue);
+                    self.note(done);
+                }
+            }
+        }
+        for (y, _) in out {
+            self.wrote(y);
+        }
+    }
+
+    fn multiply(
+        &mut self,
+        out: &[(&Buf, &Weight)],
+        ty: TensorType,
+        x: &Buf,
+        epilogue: Epilogue,
+    ) -> Result<(), DeviceError> {
+        assert!(out.len() <= 4, "{} products in a launch", out.len());
+        let form = self.converted(x, ty)?;
+        let n_rows = out.iter().map(|(y, _)| y.cols).sum();
+        let tile = self.product_kernels(ty)?.tile(form.n_columns, n_rows);
+        let mut parts = [Part::default(); 4];
+        let mut end = 0;
+        for (part, (y, w)) in parts.iter_mut().zip(out) {
+            end += (w.n_rows as u32).div_ceil(16 * tile.n_tiles);
+            *part = Part {
+                tiles: w.memory.address(),
+                y: y.address(),
+                n_out: w.n_rows as u32,
+                end,
+            };
+        }
+        let n_groups = form.n_columns.div_ceil(tile.columns);
+        let workers = end.min((tile.resident / n_groups).max(1));
+        let grid = Grid {
+            blocks: [n_groups, workers, 1],
+            threads: THREADS,
+            shared: tile.shared,
+        };
+        let is_late = u32::from(n_groups * workers < tile.resident);
+        let n_blocks = out[0].1.n_blocks(ty) as u32;
+        let n_parts = out.len() as u32;
+        self.launch(
+            tile.function,
+            grid,
+            arguments![parts, n_parts, end, n_blocks, form, epilogue, is_late],
+        );
+        Ok(())
+    }
+
+    /// A product with weights that are not block-encoded.
+    fn dot(&mut self, y: &Buf, w: &Weight, x: &Buf, epilogue: Epilogue) {
+        let Layout::Rows(element) = w.layout else {
+            unreachable!("tiles have integer kernels");
+        };
+        let loaded = self.float_kernels(element).map(|f| f.dot).map_err(DeviceError::from);
+        let Some(function) = self.note(loaded) else {
+            return;
+        };
+        let n_columns = self.n_rows(x.set);
+        let grid = Grid {
+            blocks: [w.n_rows.div_ceil(8) as u32, n_columns.div_ceil(8) as u32, 1],
+            threads: THREADS,
+            shared: 0,
+        };
+        let sizes = [w.n_rows as u32, w.cols as u32, n_columns as u32];
+        let [n_out, n, n_columns] = sizes;
+        self.launch(
+            function,
+            grid,
+            arguments![y.address(), w.memory.address(), x.address(), n_out, n, n_columns],
+        );
+        if epilogue.is_on > 0 {
+            self.softcap_rows(y, epilogue);
+        }
+    }
+
+    /// Scale and cap of all elements.
+    pub(crate) fn softcap_rows(&mut self, x: &Buf, epilogue: Epilogue) {
+        let n = (self.n_rows(x.set) * x.cols) as u64;
+        let Epilogue {
+            scale,
+            cap,
+            has_cap,
+            ..
+        } = epilogue;
+        let function = self.rows.softcap;
+        let grid = self.elements(n);
+        self.launch(function, grid, arguments![x.address(), scale, cap, has_cap, n]);
+    }
+
+    /// A thread an element, or several where there are many.
+    pub(crate) fn elements(&self, n: u64) -> Grid {
+        let most = u64::from(self.context.n_multiprocessors) * 8;
+        Grid {
+            blocks: [n.div_ceil(256).min(most) as u32, 1, 1],
+            threads: 256,
+            shared: 0,
+        }
+    }
+}
