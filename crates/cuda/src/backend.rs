@@ -212,8 +212,11 @@ impl Backend for Cuda {
                 threads: threads as u32,
                 shared: 0,
             };
-            let arguments = arguments![out.address(), table.memory.address(), rows, n as u32];
-            self.launch(kernel, grid, arguments);
+            self.launch(
+                kernel,
+                grid,
+                arguments![out.address(), table.memory.address(), rows, n as u32],
+            );
         }
         self.wrote(out);
     }

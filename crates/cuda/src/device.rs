@@ -9,7 +9,7 @@ use crate::Error;
 use crate::attention::{AttentionFunctions, Merge};
 use crate::buffer::{Buf, Buffers, rows_of};
 use crate::compile::{Element, Kernels, Program};
-use crate::driver::{Context, Function, Graph, Grid, Memory, Pinned, Stream};
+use crate::driver::{Argument, Context, Function, Graph, Grid, Memory, Pinned, Stream};
 use crate::products::{Form, ProductKernels};
 use crate::select::SelectFunctions;
 use crate::step::{self, StepBuffer};
@@ -18,7 +18,6 @@ use gguf::TensorType;
 use model::backend::{Probes, RowSet};
 use model::{DeviceError, Pairing, Rope, Shape, Step};
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -96,9 +95,8 @@ macro_rules! arguments {
 }
 pub(crate) use arguments;
 
-/// A launch's pointer to an argument, which the driver reads before the launch returns.
-pub(crate) fn argument<T: Copy>(value: &T) -> *mut c_void {
-    std::ptr::from_ref(value).cast_mut().cast()
+pub(crate) fn argument<T: Copy>(value: &T) -> Argument<'_> {
+    Argument::new(value)
 }
 
 /// A loaded rotation.
@@ -308,7 +306,7 @@ impl Cuda {
     }
 
     /// Starts a kernel that waits for its predecessor itself.
-    pub(crate) fn launch(&mut self, function: Function, grid: Grid, arguments: &mut [*mut c_void]) {
+    pub(crate) fn launch(&mut self, function: Function, grid: Grid, arguments: &mut [Argument<'_>]) {
         self.start_pending();
         let may_chain = self.context.capability.0 >= 9;
         self.start(function, grid, self.is_chained && may_chain, arguments);
@@ -316,13 +314,13 @@ impl Cuda {
     }
 
     /// Starts a kernel once everything before is done.
-    pub(crate) fn launch_alone(&mut self, function: Function, grid: Grid, arguments: &mut [*mut c_void]) {
+    pub(crate) fn launch_alone(&mut self, function: Function, grid: Grid, arguments: &mut [Argument<'_>]) {
         self.start_pending();
         self.start(function, grid, false, arguments);
         self.is_chained = true;
     }
 
-    fn start(&mut self, function: Function, grid: Grid, is_programmatic: bool, arguments: &mut [*mut c_void]) {
+    fn start(&mut self, function: Function, grid: Grid, is_programmatic: bool, arguments: &mut [Argument<'_>]) {
         if self.failure.is_some() || grid.blocks.contains(&0) {
             return;
         }

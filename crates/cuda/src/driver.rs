@@ -8,6 +8,7 @@ use crate::Error;
 use cudarc::driver::sys;
 use model::DeviceError;
 use std::ffi::{CStr, CString, c_void};
+use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -321,6 +322,23 @@ pub(crate) struct Grid {
     pub(crate) shared: u32,
 }
 
+/// An argument of a launch: it is read before the launch returns.
+#[repr(transparent)]
+pub(crate) struct Argument<'a> {
+    value: *mut c_void,
+    borrow: PhantomData<&'a ()>,
+}
+
+impl<'a> Argument<'a> {
+    /// `T` is laid out as the kernel's own type.
+    pub(crate) fn new<T: Copy>(value: &'a T) -> Argument<'a> {
+        Argument {
+            value: std::ptr::from_ref(value).cast_mut().cast(),
+            borrow: PhantomData,
+        }
+    }
+}
+
 /// The queue of the device's work.
 pub(crate) struct Stream {
     handle: sys::CUstream,
@@ -376,7 +394,7 @@ impl Stream {
         function: Function,
         grid: Grid,
         is_programmatic: bool,
-        arguments: &mut [*mut c_void],
+        arguments: &mut [Argument<'_>],
     ) -> Result<(), Error> {
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -397,7 +415,7 @@ impl Stream {
             attrs: &mut attribute,
             numAttrs: u32::from(is_programmatic),
         };
-        let arguments = arguments.as_mut_ptr();
+        let arguments = arguments.as_mut_ptr().cast::<*mut c_void>();
         call!(cuLaunchKernelEx(&config, function.handle, arguments, null_mut()))
     }
 
