@@ -3,19 +3,21 @@
 // Absolute blocks of 64 keys give each query a maximum, a sum and an output from that block alone; blocks merge
 // ascending into their segment, segments ascending. A segment is 256 positions for rows before 16,384, else 2,048; the
 // pass's own rows, where a drafter's block sees them, are a last segment. A score is a dot product in 16 lanes and the
-// tree 8-4-2-1. What a reader would get wrong: every thread of a query keeps its maximum and its sum, so that no thread
-// waits for another's.
+// tree 8-4-2-1: the four threads of a quad hold four lanes each. What a reader would get wrong: every thread of a query
+// keeps its maximum and its sum, so that no thread waits for another's.
 #if ELEMENT == 0
 typedef float Element;
-DEV float to_float(float x) { return x; }
 #else
 typedef u16 Element;
-DEV float to_float(u16 x) { return half_to_float(x); }
-DEV float to_float(float x) { return x; }
 #endif
+DEV float4 four_of(const float* x) { return *(const float4*)x; }
+DEV float4 four_of(const u16* x) {
+    const uint2 h = *(const uint2*)x;
+    return make_float4(low_half(h.x), high_half(h.x), low_half(h.y), high_half(h.y));
+}
 
-constexpr u32 BLOCK_KEYS = 64, THREADS = 256, LONG_CONTEXT = 16384;
-constexpr u32 CAUSAL = 0, BLOCK_ALL = 1, BLOCK_BELOW = 2, BLOCK_WITHIN = 3;
+constexpr u32 BLOCK_KEYS = 64, LONG_CONTEXT = 16384;
+constexpr u32 CAUSAL = 0, BLOCK_BELOW = 2, BLOCK_WITHIN = 3;  // 1: all keys
 
 struct Job {
     const float* q;  // [row][head][dim]
@@ -28,6 +30,7 @@ struct Job {
     u32 n_head, n_head_kv, dim;
     u32 sight, window;  // a causal window of 0: none
     float scale;
+    u32 is_fine;  // a state for each block of a short context, not for each segment
 };
 
 struct Keys {
@@ -38,7 +41,10 @@ DEV u32 less(u32 a, u32 b) { return a > b ? a - b : 0; }
 // What row `r` sees: stored positions, then rows of the pass counted from its sequence's first.
 struct View {
     Keys stored, own;
-    u32 segment_len, first_segment, n_stored, n_segments;
+    u32 segment_len;
+    u32 unit_len;    // positions that give one state: a block or a segment
+    u32 first_unit;  // number of the first stored one
+    u32 n_stored, n_units;  // stored ones; all, with the pass's own rows as the last
 };
 DEV View view_of(const Job& job, const Row& row, u32 r) {
     View v;
@@ -54,9 +60,10 @@ DEV View view_of(const Job& job, const Row& row, u32 r) {
         v.own = {min(less(lo, start), row.n_own), min(less(hi, start), row.n_own)};
     }
     v.segment_len = row.pos < LONG_CONTEXT ? PAGE_ROWS : 8 * PAGE_ROWS;
-    v.first_segment = v.stored.lo / v.segment_len;
-    v.n_stored = v.stored.lo < v.stored.hi ? (v.stored.hi - 1) / v.segment_len - v.first_segment + 1 : 0;
-    v.n_segments = v.n_stored + (job.sight == CAUSAL ? 0 : 1);
+    v.unit_len = job.is_fine && row.pos < LONG_CONTEXT ? BLOCK_KEYS : v.segment_len;
+    v.first_unit = v.stored.lo / v.unit_len;
+    v.n_stored = v.stored.lo < v.stored.hi ? (v.stored.hi - 1) / v.unit_len - v.first_unit + 1 : 0;
+    v.n_units = v.n_stored + (job.sight == CAUSAL ? 0 : 1);
     return v;
 }
 
@@ -84,65 +91,91 @@ template <u32 DIMS> struct State {
     }
 };
 
-// A block's keys and values as floats, rows `pitch` apart; queries likewise; scores and, behind them, their maxima.
+// ---- shared memory --------------------------------------------------------------------------------------------------
+// A block's keys and values as they are stored, rows `pitch` elements apart; queries as floats, rows `dim` rounded up to
+// sixteens apart; scores, and behind them their maxima. A pitch of sixteen more than a row keeps quads off each other's
+// banks.
 struct Shared {
-    float *keys, *values, *q, *scores;
-    u32 pitch;
+    Element *keys, *values;
+    float *q, *scores;
+    u32 padded, pitch;
 };
 
-// Reads `n` rows of `dim` elements, `stride` apart; other rows and padded dims become 0.
-template <class T> DEV void load_block(float* to, const T* from, u32 n, u32 dim, u32 stride, u32 pitch) {
-    const u32 per_row = pitch / 4;
-    for (u32 i = threadIdx.x; i < BLOCK_KEYS * per_row; i += THREADS) {
-        const u32 r = i / per_row, d = i % per_row * 4;
-        float x[4] = {};
-        if (r < n) {
-            const T* at = from + (size_t)r * stride + d;
-            __align__(16) T four[4] = {};
-            if (dim % 4 == 0 && d < dim) {  // then rows begin at multiples of four elements
-                if (sizeof(T) == 4) *(uint4*)four = *(const uint4*)at;
-                else *(uint2*)four = *(const uint2*)at;
-            } else {
-#pragma unroll
-                for (u32 j = 0; j < 4; j++)
-                    if (d + j < dim) four[j] = at[j];
-            }
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) x[j] = to_float(four[j]);
+DEV void copy_16_bytes(void* to, const void* from, bool is_there) {
+    const u32 at = (u32)__cvta_generic_to_shared(to), bytes = is_there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+}
+DEV void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N of the newest groups are on their way.
+template <u32 N> DEV void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Asks for `n` rows of `dim` elements, `stride` apart; other rows and padded elements become 0. Ends a group.
+template <u32 THREADS> DEV void ask_for_rows(Element* to, const Element* from, u32 n, u32 dim, u32 stride, const Shared& s) {
+    constexpr u32 PER_COPY = 16 / sizeof(Element);
+    const u32 per_row = s.padded / PER_COPY;
+    if (dim % PER_COPY == 0) {
+        const u32 rows = THREADS / per_row, d = threadIdx.x % per_row * PER_COPY;
+        for (u32 r = threadIdx.x / per_row; threadIdx.x < rows * per_row && r < BLOCK_KEYS; r += rows) {
+            const bool is_there = r < n && d < dim;
+            copy_16_bytes(to + r * s.pitch + d, is_there ? from + (size_t)r * stride + d : from, is_there);
         }
-        *(float4*)(to + r * pitch + d) = make_float4(x[0], x[1], x[2], x[3]);
+    } else {
+        for (u32 i = threadIdx.x; i < BLOCK_KEYS * s.padded; i += THREADS) {
+            const u32 r = i / s.padded, d = i % s.padded;
+            to[r * s.pitch + d] = r < n && d < dim ? from[(size_t)r * stride + d] : (Element)0;
+        }
     }
+    end_group();
 }
 
-// Lanes WIDTH .. 2 WIDTH onto the first WIDTH.
-template <u32 WIDTH> DEV void add_upper(float (&lane)[16]) {
+// ---- a block of keys ------------------------------------------------------------------------------------------------
+DEV float four_lanes(float v[4]) {  // lanes 4t.. of a quad's thread t: 8-15 onto 0-7, 4-7 onto 0-3, and so on
 #pragma unroll
-    for (u32 l = 0; l < WIDTH; l++) lane[l] = lane[l] + lane[l + WIDTH];
+    for (u32 l = 0; l < 4; l++) v[l] = v[l] + __shfl_xor_sync(ALL, v[l], 2);
+#pragma unroll
+    for (u32 l = 0; l < 4; l++) v[l] = v[l] + __shfl_xor_sync(ALL, v[l], 1);
+    return (v[0] + v[2]) + (v[1] + v[3]);
 }
 
-// Scores of a block's keys, then their exponentials against the largest.
-template <u32 QUERIES> DEV void score_block(const Shared& s, Keys keys, u32 n, u32 dim, float scale) {
-    const u32 key = threadIdx.x % BLOCK_KEYS;
+// Scores of the keys that are seen; minus infinity of the others. A quad takes four queries and some keys.
+template <class E, u32 QUERIES, u32 THREADS>
+DEV void score(const E* keys_of_block, u32 pitch, const Shared& s, Keys keys, float scale) {
+    constexpr u32 KEY_GROUPS = THREADS / 4 / (QUERIES / 4), OWN = BLOCK_KEYS / KEY_GROUPS;
+    const u32 quad = threadIdx.x / 4, t = threadIdx.x % 4, first_key = quad % KEY_GROUPS, first_query = quad / KEY_GROUPS * 4;
+    constexpr u32 AT_ONCE = 2;  // keys whose sums fit the registers
+#pragma unroll 1
+    for (u32 k0 = 0; k0 < OWN; k0 += AT_ONCE) {
+        float acc[AT_ONCE][4][4] = {};
+        const E* from = keys_of_block + (first_key + k0 * KEY_GROUPS) * pitch;
+        for (u32 d = 4 * t; d < s.padded; d += 16) {
+            float4 q[4];
 #pragma unroll
-    for (u32 i = 0; i < QUERIES / 4; i++) {
-        const u32 query = threadIdx.x / BLOCK_KEYS + 4 * i;
-        if (query >= n) break;
-        float lane[16] = {};
-        for (u32 d = 0; d < dim; d += 16)  // the pitch has room for whole sixteens, zeros beyond `dim`
+            for (u32 i = 0; i < 4; i++) q[i] = *(const float4*)(s.q + (first_query + i) * s.padded + d);
 #pragma unroll
-            for (u32 l = 0; l < 16; l += 4) {
-                const float4 a = *(const float4*)(s.q + query * s.pitch + d + l), b = *(const float4*)(s.keys + key * s.pitch + d + l);
-                lane[l] = fmaf(a.x, b.x, lane[l]), lane[l + 1] = fmaf(a.y, b.y, lane[l + 1]);
-                lane[l + 2] = fmaf(a.z, b.z, lane[l + 2]), lane[l + 3] = fmaf(a.w, b.w, lane[l + 3]);
+            for (u32 k = 0; k < AT_ONCE; k++) {
+                const float4 x = four_of(from + k * KEY_GROUPS * pitch + d);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    float(&a)[4] = acc[k][i];
+                    a[0] = fmaf(q[i].x, x.x, a[0]), a[1] = fmaf(q[i].y, x.y, a[1]);
+                    a[2] = fmaf(q[i].z, x.z, a[2]), a[3] = fmaf(q[i].w, x.w, a[3]);
+                }
             }
-        add_upper<8>(lane);
-        add_upper<4>(lane);
-        add_upper<2>(lane);
-        add_upper<1>(lane);
-        const bool is_seen = key >= keys.lo && key < keys.hi;
-        s.scores[query * BLOCK_KEYS + key] = is_seen ? lane[0] * scale : -infinity();
+        }
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; k++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const float dot = four_lanes(acc[k][i]);
+                const u32 key = first_key + (k0 + k) * KEY_GROUPS;
+                const bool is_seen = key >= keys.lo && key < keys.hi;
+                if (t == i) s.scores[(first_query + i) * BLOCK_KEYS + key] = is_seen ? dot * scale : -infinity();
+            }
     }
-    __syncthreads();
+}
+
+// Scores to exponentials against the largest, which goes behind the scores; a warp a query.
+template <u32 QUERIES, u32 THREADS> DEV void exponentials(const Shared& s, u32 n) {
     for (u32 query = threadIdx.x / 32; query < n; query += THREADS / 32) {
         float* row = s.scores + query * BLOCK_KEYS;
         const u32 lane = threadIdx.x % 32;
@@ -153,139 +186,196 @@ template <u32 QUERIES> DEV void score_block(const Shared& s, Keys keys, u32 n, u
         row[lane] = exp_of(a - max), row[lane + 32] = exp_of(b - max);
         if (lane == 0) s.scores[QUERIES * BLOCK_KEYS + query] = max;
     }
-    __syncthreads();
 }
 
-// The block of whose keys the queries see `keys`, merged into their states; `n` of QUERIES are real.
-template <u32 QUERIES, u32 DIMS>
-DEV void merge_block(const Shared& s, Keys keys, u32 n, u32 dim, float scale, State<DIMS> (&state)[QUERIES / 2]) {
-    score_block<QUERIES>(s, keys, n, dim, scale);
+// Sums and outputs of the keys that are seen, merged into the states; a warp has OWN queries, a lane four dims in each 128.
+template <class E, u32 QUERIES, u32 OWN, u32 DIMS>
+DEV void weigh(const E* values, u32 pitch, const Shared& s, Keys keys, u32 n, State<4 * DIMS> (&state)[OWN]) {
+    const u32 first = threadIdx.x / 32 * OWN, d = threadIdx.x % 32 * 4;
+    State<4 * DIMS> part[OWN];
 #pragma unroll
-    for (u32 i = 0; i < QUERIES / 2; i++) {
-        const u32 query = threadIdx.x / 128 + 2 * i;
-        if (query >= n) break;
-        State<DIMS> part = State<DIMS>::empty();
-        part.max = s.scores[QUERIES * BLOCK_KEYS + query];
-        for (u32 k = keys.lo; k < keys.hi; k++) {
-            const float w = s.scores[query * BLOCK_KEYS + k];
-            part.sum = part.sum + w;
+    for (u32 i = 0; i < OWN; i++) {
+        part[i] = State<4 * DIMS>::empty();
+        part[i].max = s.scores[QUERIES * BLOCK_KEYS + first + i];
+    }
+#pragma unroll 4
+    for (u32 k = keys.lo; k < keys.hi; k++) {
+        float w[OWN];
 #pragma unroll
-            for (u32 e = 0; e < DIMS; e++) {
-                const u32 d = threadIdx.x % 128 + e * 128;
-                if (d < dim) part.out[e] = fmaf(w, s.values[k * s.pitch + d], part.out[e]);
+        for (u32 i = 0; i < OWN; i++) {
+            w[i] = s.scores[(first + i) * BLOCK_KEYS + k];
+            part[i].sum = part[i].sum + w[i];
+        }
+#pragma unroll
+        for (u32 e = 0; e < DIMS; e++) {
+            if (d + e * 128 >= s.padded) continue;
+            const float4 v = four_of(values + k * pitch + d + e * 128);
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++) {
+                float* out = part[i].out + 4 * e;
+                out[0] = fmaf(w[i], v.x, out[0]), out[1] = fmaf(w[i], v.y, out[1]);
+                out[2] = fmaf(w[i], v.z, out[2]), out[3] = fmaf(w[i], v.w, out[3]);
             }
         }
-        state[i].merge(part);
     }
-    __syncthreads();  // keys, values and scores are done with
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++)
+        if (first + i < n) state[i].merge(part[i]);
 }
 
-// The keys of a segment of a row, block by block.
-template <u32 QUERIES, u32 DIMS>
-DEV void merge_segment(const Job& job, const Row& row, const View& view, u32 segment, u32 head_kv, const Shared& s, u32 n,
-                       State<DIMS> (&state)[QUERIES / 2]) {
-    const bool is_own = segment >= view.n_stored;
-    const u32 start = (view.first_segment + segment) * view.segment_len, dim = job.dim, stride = job.n_head_kv * dim;
-    const u32 lo = is_own ? view.own.lo : max(view.stored.lo, start);
-    const u32 hi = is_own ? view.own.hi : min(view.stored.hi, start + view.segment_len);
-    for (u32 at = lo / BLOCK_KEYS * BLOCK_KEYS; at < hi; at += BLOCK_KEYS) {
-        const u32 n_rows = min(BLOCK_KEYS, hi - at);
-        if (is_own) {
-            const size_t from = ((size_t)(row.first + at) * job.n_head_kv + head_kv) * dim;
-            load_block(s.keys, job.own_k + from, n_rows, dim, stride, s.pitch);
-            load_block(s.values, job.own_v + from, n_rows, dim, stride, s.pitch);
-        } else {
-            const Element* k = (const Element*)page_of(job.place, row, at) + row_in_page(job.place, at, 0) + head_kv * dim;
-            load_block(s.keys, k, n_rows, dim, stride, s.pitch);
-            load_block(s.values, k + (size_t)PAGE_ROWS * stride, n_rows, dim, stride, s.pitch);
-        }
+// ---- rows -----------------------------------------------------------------------------------------------------------
+// A row and some heads of one key/value head.
+struct Task {
+    Row row;
+    u32 head_kv, n;
+};
+
+// The stored keys of a unit, block by block: the next keys are on their way while values are weighed, the next values
+// while keys are scored.
+template <u32 QUERIES, u32 THREADS, u32 OWN, u32 DIMS>
+DEV void stored_unit(const Job& job, const Task& task, const View& view, u32 unit, const Shared& s, State<4 * DIMS> (&state)[OWN]) {
+    const u32 start = (view.first_unit + unit) * view.unit_len, dim = job.dim, stride = job.n_head_kv * dim;
+    const u32 lo = max(view.stored.lo, start), hi = min(view.stored.hi, start + view.unit_len);
+    auto ask = [&](Element* to, u32 at, u32 half) {
+        const Element* page = (const Element*)page_of(job.place, task.row, at);
+        ask_for_rows<THREADS>(to, page + row_in_page(job.place, at, half) + task.head_kv * dim, min(BLOCK_KEYS, hi - at), dim, stride, s);
+    };
+    u32 at = lo / BLOCK_KEYS * BLOCK_KEYS;
+    ask(s.keys, at, 0);
+    ask(s.values, at, 1);
+    for (; at < hi; at += BLOCK_KEYS) {
+        const Keys keys = {less(lo, at), min(BLOCK_KEYS, hi - at)};
+        const bool has_next = at + BLOCK_KEYS < hi;
+        wait_groups<1>();
         __syncthreads();
-        merge_block<QUERIES, DIMS>(s, {less(lo, at), n_rows}, n, dim, job.scale, state);
+        score<Element, QUERIES, THREADS>(s.keys, s.pitch, s, keys, job.scale);
+        __syncthreads();
+        if (has_next) ask(s.keys, at + BLOCK_KEYS, 0);
+        else end_group();
+        exponentials<QUERIES, THREADS>(s, task.n);
+        wait_groups<1>();
+        __syncthreads();
+        weigh<Element, QUERIES, OWN, DIMS>(s.values, s.pitch, s, keys, task.n, state);
+        __syncthreads();
+        if (has_next) ask(s.values, at + BLOCK_KEYS, 1);
+        else end_group();
     }
 }
 
-// Grid: workers over segments (one if not SPLIT), groups of QUERIES query heads of a key/value head, rows. SPLIT leaves
-// the segments' states for `merge_segments`; else a worker does all of a row's segments and divides.
-template <u32 QUERIES, u32 DIMS, bool SPLIT> DEV void attend(const Job& job) {
-    extern __shared__ __align__(16) float memory[];
-    const u32 group = job.n_head / job.n_head_kv, per_kv = (group + QUERIES - 1) / QUERIES, r = blockIdx.z;
-    const u32 head_kv = blockIdx.y / per_kv, first = blockIdx.y % per_kv * QUERIES, n = min(QUERIES, group - first);
-    const u32 head0 = head_kv * group + first, dim = job.dim, pitch = (dim + 15) / 16 * 16 + 4;
-    const Shared s = {memory, memory + BLOCK_KEYS * pitch, memory + 2 * BLOCK_KEYS * pitch, memory + (2 * BLOCK_KEYS + QUERIES) * pitch, pitch};
-    const Row row = job.rows[r];  // the step's: it does not depend on the predecessor
-    wait_for_predecessor();
-    let_dependents_start();
-    if (row.seq == NO_SEQUENCE) {
-        if (!SPLIT)
-            for (u32 i = threadIdx.x; i < n * dim; i += THREADS) job.out[((size_t)r * job.n_head + head0) * dim + i] = 0.0f;
-        return;
-    }
-    const View view = view_of(job, row, r);
-    if (SPLIT && blockIdx.x >= view.n_segments) return;
-    for (u32 i = threadIdx.x; i < n * pitch; i += THREADS) {
-        const u32 d = i % pitch;
-        s.q[i] = d < dim ? job.q[((size_t)r * job.n_head + head0 + i / pitch) * dim + d] : 0.0f;
+// The pass's own rows, read where they lie: few, and only in a drafter's block.
+template <u32 QUERIES, u32 THREADS, u32 OWN, u32 DIMS>
+DEV void own_unit(const Job& job, const Task& task, const View& view, const Shared& s, State<4 * DIMS> (&state)[OWN]) {
+    float* floats = (float*)s.keys;  // keys and values together have room for as many floats
+    const u32 dim = job.dim, stride = job.n_head_kv * dim, pitch = s.padded;
+    for (u32 at = view.own.lo / BLOCK_KEYS * BLOCK_KEYS; at < view.own.hi; at += BLOCK_KEYS) {
+        const Keys keys = {less(view.own.lo, at), min(BLOCK_KEYS, view.own.hi - at)};
+        const size_t from = (size_t)(task.row.first + at) * stride + task.head_kv * dim;
+        auto read = [&](const float* x) {
+            __syncthreads();  // what lay there is done with
+            for (u32 i = threadIdx.x; i < BLOCK_KEYS * pitch; i += THREADS) {
+                const u32 r = i / pitch, d = i % pitch;
+                floats[i] = r < keys.hi && d < dim ? x[from + (size_t)r * stride + d] : 0.0f;
+            }
+            __syncthreads();
+        };
+        read(job.own_k);
+        score<float, QUERIES, THREADS>(floats, pitch, s, keys, job.scale);
+        __syncthreads();
+        exponentials<QUERIES, THREADS>(s, task.n);
+        read(job.own_v);
+        weigh<float, QUERIES, OWN, DIMS>(floats, pitch, s, keys, task.n, state);
     }
     __syncthreads();
-    State<DIMS> total[QUERIES / 2];
+}
+
+// Grid: workers over units (one if not SPLIT), groups of QUERIES query heads of a key/value head, rows. SPLIT leaves the
+// units' states for `merge_states`; else a worker does all segments of a row and divides.
+template <u32 QUERIES, u32 THREADS, u32 DIMS, bool SPLIT> DEV void attend(const Job& job) {
+    extern __shared__ __align__(128) u8 memory[];
+    constexpr u32 OWN = QUERIES / (THREADS / 32);
+    const u32 group = job.n_head / job.n_head_kv, per_kv = (group + QUERIES - 1) / QUERIES, r = blockIdx.z;
+    const u32 first = blockIdx.y % per_kv * QUERIES, dim = job.dim;
+    Shared s;
+    s.padded = (dim + 15) / 16 * 16, s.pitch = s.padded + 16;
+    s.keys = (Element*)memory, s.values = s.keys + BLOCK_KEYS * s.pitch;
+    s.q = (float*)(s.values + BLOCK_KEYS * s.pitch), s.scores = s.q + QUERIES * s.padded;
+    const Task task = {job.rows[r], blockIdx.y / per_kv, min(QUERIES, group - first)};  // the step's: no need to wait for it
+    const u32 head0 = task.head_kv * group + first;
+    const bool is_padding = task.row.seq == NO_SEQUENCE;
+    const View view = view_of(job, task.row, r);
+    wait_for_predecessor();
+    let_dependents_start();
+    if (is_padding && !SPLIT)
+        for (u32 i = threadIdx.x; i < task.n * dim; i += THREADS) job.out[((size_t)r * job.n_head + head0) * dim + i] = 0.0f;
+    if (is_padding || blockIdx.x >= view.n_units) return;
+    for (u32 i = threadIdx.x; i < QUERIES * s.padded; i += THREADS) {
+        const u32 query = i / s.padded, d = i % s.padded;
+        s.q[i] = query < task.n && d < dim ? job.q[((size_t)r * job.n_head + head0 + query) * dim + d] : 0.0f;
+    }
+    const u32 own = threadIdx.x / 32 * OWN, d0 = threadIdx.x % 32 * 4;
+    State<4 * DIMS> total[OWN];
 #pragma unroll
-    for (u32 i = 0; i < QUERIES / 2; i++) total[i] = State<DIMS>::empty();
-    for (u32 segment = blockIdx.x; segment < view.n_segments; segment += gridDim.x) {
-        State<DIMS> state[QUERIES / 2];
+    for (u32 i = 0; i < OWN; i++) total[i] = State<4 * DIMS>::empty();
+    for (u32 unit = blockIdx.x; unit < view.n_units; unit += gridDim.x) {
+        State<4 * DIMS> state[OWN];
 #pragma unroll
-        for (u32 i = 0; i < QUERIES / 2; i++) state[i] = State<DIMS>::empty();
-        merge_segment<QUERIES, DIMS>(job, row, view, segment, head_kv, s, n, state);
+        for (u32 i = 0; i < OWN; i++) state[i] = State<4 * DIMS>::empty();
+        if (unit < view.n_stored) stored_unit<QUERIES, THREADS, OWN, DIMS>(job, task, view, unit, s, state);
+        else own_unit<QUERIES, THREADS, OWN, DIMS>(job, task, view, s, state);
 #pragma unroll
-        for (u32 i = 0; i < QUERIES / 2; i++) {
-            const u32 query = threadIdx.x / 128 + 2 * i;
+        for (u32 i = 0; i < OWN; i++) {
             if (!SPLIT) total[i].merge(state[i]);
-            if (!SPLIT || query >= n) continue;
-            float* to = job.states + (((size_t)r * job.n_head + head0 + query) * job.n_slots + segment) * (2 + dim);
-            if (threadIdx.x % 128 == 0) to[0] = state[i].max, to[1] = state[i].sum;
+            if (!SPLIT || own + i >= task.n) continue;
+            float* to = job.states + (((size_t)r * job.n_head + head0 + own + i) * job.n_slots + unit) * (2 + dim);
+            if (threadIdx.x % 32 == 0) to[0] = state[i].max, to[1] = state[i].sum;
 #pragma unroll
-            for (u32 e = 0; e < DIMS; e++) {
-                const u32 d = threadIdx.x % 128 + e * 128;
+            for (u32 e = 0; e < 4 * DIMS; e++) {
+                const u32 d = d0 + e / 4 * 128 + e % 4;
                 if (d < dim) to[2 + d] = state[i].out[e];
             }
         }
     }
     if constexpr (!SPLIT) {
 #pragma unroll
-        for (u32 i = 0; i < QUERIES / 2; i++) {
-            const u32 query = threadIdx.x / 128 + 2 * i;
+        for (u32 i = 0; i < OWN; i++)
 #pragma unroll
-            for (u32 e = 0; e < DIMS; e++) {
-                const u32 d = threadIdx.x % 128 + e * 128;
-                if (query < n && d < dim) job.out[((size_t)r * job.n_head + head0 + query) * dim + d] = total[i].out[e] / total[i].sum;
+            for (u32 e = 0; e < 4 * DIMS; e++) {
+                const u32 d = d0 + e / 4 * 128 + e % 4;
+                if (own + i < task.n && d < dim)
+                    job.out[((size_t)r * job.n_head + head0 + own + i) * dim + d] = total[i].out[e] / total[i].sum;
             }
-        }
     }
 }
 
-#define ATTEND(name, QUERIES, DIMS, SPLIT) \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(Job job) { attend<QUERIES, DIMS, SPLIT>(job); }
-ATTEND(attend_split, 4, 1, true)
-ATTEND(attend_split_wide, 4, 2, true)
-ATTEND(attend_whole, 16, 1, false)
-ATTEND(attend_whole_wide, 8, 2, false)
+#define ATTEND(name, QUERIES, THREADS, DIMS, SPLIT, RESIDENT) \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) name(Job job) { attend<QUERIES, THREADS, DIMS, SPLIT>(job); }
+ATTEND(attend_split, 4, 128, 1, true, 4)
+ATTEND(attend_split_wide, 4, 128, 2, true, 2)
+ATTEND(attend_whole, 16, 256, 1, false, 2)
+ATTEND(attend_whole_wide, 16, 256, 2, false, 1)
 
-// Merges the segments of a row and divides; then, if there is a gate, multiplies by its sigmoid and leaves the int8 form
+// Merges the states of a row and divides; then, if there is a gate, multiplies by its sigmoid and leaves the int8 form
 // of the result. Grid: groups of 256 columns, rows; a thread a column.
-extern "C" __global__ void __launch_bounds__(THREADS) merge_segments(Job job, const float* gate, Activations a) {
+extern "C" __global__ void __launch_bounds__(GROUP) merge_states(Job job, const float* gate, Activations a) {
     __shared__ float group[GROUP];
     const u32 r = blockIdx.y, cols = job.n_head * job.dim, c = blockIdx.x * GROUP + threadIdx.x;
     const u32 head = min(c, cols - 1) / job.dim, d = min(c, cols - 1) % job.dim;
     const Row row = job.rows[r];
-    const u32 n_segments = row.seq == NO_SEQUENCE ? 0 : view_of(job, row, r).n_segments;
+    const View view = view_of(job, row, r);
+    const u32 n_units = row.seq == NO_SEQUENCE ? 0 : view.n_units, per_segment = view.segment_len / view.unit_len;
     wait_for_predecessor();
     let_dependents_start();
     const float* from = job.states + ((size_t)r * job.n_head + head) * job.n_slots * (2 + job.dim);
-    State<1> total = State<1>::empty();
-    for (u32 segment = 0; segment < n_segments; segment++, from += 2 + job.dim) {
+    State<1> total = State<1>::empty(), segment = State<1>::empty();
+#pragma unroll 4
+    for (u32 unit = 0; unit < n_units; unit++, from += 2 + job.dim) {
         const State<1> part = {from[0], from[1], {from[2 + d]}};
-        total.merge(part);
+        segment.merge(part);
+        // The pass's own rows are a segment of their own.
+        const bool is_last = unit + 1 >= view.n_stored || (view.first_unit + unit + 1) % per_segment == 0;
+        if (is_last) total.merge(segment), segment = State<1>::empty();
     }
-    float x = n_segments ? total.out[0] / total.sum : 0.0f;
+    float x = n_units ? total.out[0] / total.sum : 0.0f;
     if (gate && c < cols) x = x * sigmoid(gate[(size_t)r * cols + c]);
     if (c < cols) job.out[(size_t)r * cols + c] = x;
     if (a.kind == FLOATS) return;

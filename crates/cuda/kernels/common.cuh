@@ -32,7 +32,9 @@ struct Place {
 };
 // The page that holds position `pos` of the sequence of `row`.
 DEV u8* page_of(const Place& place, const Row& row, u32 pos) {
-    const u32 id = place.pages[row.table[place.class_index] + pos / PAGE_ROWS];
+    // Not by index, which would copy the row to local memory.
+    const u32 c = place.class_index, table = c == 0 ? row.table[0] : c == 1 ? row.table[1] : row.table[2];
+    const u32 id = place.pages[table + pos / PAGE_ROWS];
     return (u8*)place.slabs[id / place.per_slab] + id % place.per_slab * place.page_bytes;
 }
 // Index of the first element of a row of keys (half 0) or values (half 1) in its page.

@@ -59,10 +59,19 @@ DEV int byte_of(u32 w, u32 j, bool is_signed) {
 
 // ---- what a lane needs of a unit of activations, asked for before the weights are waited for ------------------------
 #if BLOCK_LEN == 256
+// Of more than 16 columns the codes are read when they are multiplied: they would not fit the registers.
 template <u32 NT> struct Columns {
-    uint4 x[4][NT];
+    static constexpr bool IS_EARLY = NT <= 2;
+    uint4 x[4][IS_EARLY ? NT : 1];
+    const u8* codes[IS_EARLY ? 1 : NT];
+    u32 unit_stride;
     uint2 digits[NT];
     float dy[NT][2];
+
+    __device__ __forceinline__ uint4 at(u32 p, u32 n) const {
+        if constexpr (IS_EARLY) return x[p][n];
+        else return *(const uint4*)(codes[n] + p * unit_stride);
+    }
 
     DEV Columns load(const Activations& a, u32 b, u32, u32 c0, u32 n, u32 lane) {
         Columns c;
@@ -70,8 +79,14 @@ template <u32 NT> struct Columns {
 #pragma unroll
         for (u32 i = 0; i < NT; i++) {
             const u32 col = c0 + min(i * 8 + g, n - 1);
+            const u8* codes = a.codes + ((size_t)b * 4 * a.n_col + col) * 64 + t * 16;
+            c.unit_stride = a.n_col * 64;
+            if constexpr (IS_EARLY) {
 #pragma unroll
-            for (u32 p = 0; p < 4; p++) c.x[p][i] = *(const uint4*)(a.codes + (((size_t)b * 4 + p) * a.n_col + col) * 64 + t * 16);
+                for (u32 p = 0; p < 4; p++) c.x[p][i] = *(const uint4*)(codes + p * c.unit_stride);
+            } else {
+                c.codes[i] = codes;
+            }
             c.digits[i] = *(const uint2*)(a.digits + ((size_t)b * a.n_col + col) * 32 + t * 8);
 #pragma unroll
             for (u32 e = 0; e < 2; e++) c.dy[i][e] = a.scales[(size_t)b * a.n_col + c0 + min(i * 8 + 2 * t + e, n - 1)];
@@ -97,7 +112,7 @@ DEV void multiply_unit(const u8* const (&w)[MT], const Columns<NT>& c, u32, u32 
             Format::codes(w[m], lane, p, u, v);
 #pragma unroll
             for (u32 n = 0; n < NT; n++) {
-                const uint4 x = c.x[p][n];
+                const uint4 x = c.at(p, n);
                 if (Format::GROUP == 32) {
                     int low[4], high[4];
                     mma_k32<false>(low, u[0], v[0], u[1], v[1], x.x, x.y);
@@ -331,6 +346,7 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 n_blocks, co
 MULTIPLY(multiply_8, 1, 1, 6)
 MULTIPLY(multiply_16, 2, 1, 4)
 MULTIPLY(multiply_16_wide, 2, 2, 3)
+MULTIPLY(multiply_32, 4, 2, 2)
 
 // Blocks of the file to tiles; rows beyond `n_rows` become zeros. One thread a block.
 extern "C" __global__ void pack_tiles(u8* tiles, const u8* blocks, u32 first_row, u32 n_rows, u32 n_blocks, u32 end_row) {

@@ -13,8 +13,8 @@ use crate::products::Activations;
 use model::DeviceError;
 use model::backend::{BlockWindow, KvLayer, RowSet};
 
-/// Threads of a block; kernels/attention.cu has the same.
-const THREADS: u32 = 256;
+/// Columns that a block of threads merges.
+const MERGED_COLUMNS: u32 = 256;
 
 /// Keys of a block.
 const BLOCK_KEYS: usize = 64;
@@ -27,7 +27,7 @@ functions!(AttentionFunctions {
     attend_split_wide,
     attend_whole,
     attend_whole_wide,
-    merge_segments,
+    merge_states,
 });
 
 /// Which keys a row sees.
@@ -69,6 +69,7 @@ pub(crate) struct Job {
     sight: u32,
     window: u32,
     scale: f32,
+    is_fine: u32,
 }
 
 /// The second launch of an attention in segments. It waits for the next operation: a gate is multiplied in it.
@@ -81,39 +82,45 @@ pub(crate) struct Merge {
 /// How the work is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
-    /// A block of threads does all segments of a row, `queries` heads at a time.
-    Whole { queries: usize },
-    /// `workers` blocks share the segments of a row; a second launch merges.
-    Segments { queries: usize, workers: usize },
+    /// A block of threads does all segments of a row.
+    Whole,
+    /// `workers` blocks share the states of a row, one for each segment or, `is_fine`, for each block of keys of a short
+    /// context; a second launch merges.
+    States { workers: usize, is_fine: bool },
 }
+
+/// Query heads that a block of threads takes, and its threads; kernels/attention.cu has the same.
+const WHOLE: (usize, u32) = (16, 256);
+const SPLIT: (usize, u32) = (4, 128);
+
+/// Up to this many rows a state is a block of keys: with more, there is work enough for segments.
+const FINE_ROWS: usize = 8;
 
 /// The cut for `rows` rows of `n_head_kv` times `group` heads.
-fn route(rows: usize, n_head_kv: usize, group: usize, dim: usize, n_slots: usize, n_multiprocessors: usize) -> Route {
-    let is_wide = dim > MAX_HEAD_DIM / 2;
-    let queries = if is_wide { 8 } else { 16 };
-    if rows * n_head_kv * group.div_ceil(queries) >= 2 * n_multiprocessors {
-        return Route::Whole { queries };
+fn route(rows: usize, n_head_kv: usize, group: usize, n_slots: usize, n_multiprocessors: usize) -> Route {
+    if rows * n_head_kv * group.div_ceil(WHOLE.0) >= 2 * n_multiprocessors {
+        return Route::Whole;
     }
-    let queries = 4;
-    let blocks = rows * n_head_kv * group.div_ceil(queries);
+    let blocks = rows * n_head_kv * group.div_ceil(SPLIT.0);
     let workers = (4 * n_multiprocessors).div_ceil(blocks.max(1));
-    Route::Segments {
-        queries,
+    Route::States {
         workers: workers.clamp(1, n_slots),
+        is_fine: rows <= FINE_ROWS,
     }
 }
 
-/// Bytes of shared memory of a block of threads.
-fn shared_bytes(dim: usize, queries: usize) -> usize {
-    let pitch = dim.next_multiple_of(16) + 4;
-    4 * ((2 * BLOCK_KEYS + queries) * pitch + queries * (BLOCK_KEYS + 1))
+/// Bytes of shared memory of a block of threads: keys and values, queries, scores and their maxima.
+fn shared_bytes(dim: usize, queries: usize, element_bytes: usize) -> usize {
+    let padded = dim.next_multiple_of(16);
+    let rows = 2 * BLOCK_KEYS * (padded + 16) * element_bytes;
+    rows + 4 * (queries * padded + queries * (BLOCK_KEYS + 1))
 }
 
 impl Cuda {
     /// Can the device attend with heads of this width?
-    pub(crate) fn check_head_dim(&self, dim: usize) -> Result<(), DeviceError> {
-        let queries = if dim > MAX_HEAD_DIM / 2 { 8 } else { 16 };
-        if dim <= MAX_HEAD_DIM && shared_bytes(dim, queries) <= self.context.shared_bytes as usize {
+    pub(crate) fn check_head_dim(&self, dim: usize, element_bytes: usize) -> Result<(), DeviceError> {
+        let needed = shared_bytes(dim, WHOLE.0, element_bytes);
+        if dim <= MAX_HEAD_DIM && needed <= self.context.shared_bytes as usize {
             return Ok(());
         }
         Err(DeviceError::Unsupported {
@@ -154,8 +161,8 @@ impl Cuda {
         let rows = self.n_rows(RowSet::All);
         let group = n_head / n_head_kv;
         let n_multiprocessors = self.context.n_multiprocessors as usize;
-        let route = route(rows, n_head_kv, group, dim, self.n_slots, n_multiprocessors);
-        if let Route::Segments { .. } = route {
+        let route = route(rows, n_head_kv, group, self.n_slots, n_multiprocessors);
+        if let Route::States { .. } = route {
             self.reserve_states(rows * n_head * self.n_slots * (2 + dim) * size_of::<f32>())?;
         }
         let (sight, window) = sight.numbers();
@@ -174,27 +181,28 @@ impl Cuda {
             sight,
             window,
             scale,
+            is_fine: u32::from(matches!(route, Route::States { is_fine: true, .. })),
         };
         let element = if kv.is_half() { Element::F16 } else { Element::F32 };
         let is_wide = dim > MAX_HEAD_DIM / 2;
         let f = self.attention_kernels(element)?;
-        let merge = f.merge_segments;
-        let (function, queries, workers) = match (route, is_wide) {
-            (Route::Whole { queries }, false) => (f.attend_whole, queries, 1),
-            (Route::Whole { queries }, true) => (f.attend_whole_wide, queries, 1),
-            (Route::Segments { queries, workers }, false) => (f.attend_split, queries, workers),
-            (Route::Segments { queries, workers }, true) => (f.attend_split_wide, queries, workers),
+        let merge = f.merge_states;
+        let (function, (queries, threads), workers) = match (route, is_wide) {
+            (Route::Whole, false) => (f.attend_whole, WHOLE, 1),
+            (Route::Whole, true) => (f.attend_whole_wide, WHOLE, 1),
+            (Route::States { workers, .. }, false) => (f.attend_split, SPLIT, workers),
+            (Route::States { workers, .. }, true) => (f.attend_split_wide, SPLIT, workers),
         };
         let grid = Grid {
             blocks: [workers as u32, (n_head_kv * group.div_ceil(queries)) as u32, rows as u32],
-            threads: THREADS,
-            shared: shared_bytes(dim, queries) as u32,
+            threads,
+            shared: shared_bytes(dim, queries, kv.layout.ty.bytes()) as u32,
         };
         self.launch(function, grid, arguments![job]);
-        if let Route::Segments { .. } = route {
+        if let Route::States { .. } = route {
             let grid = Grid {
-                blocks: [q.cols.div_ceil(THREADS as usize) as u32, rows as u32, 1],
-                threads: THREADS,
+                blocks: [(q.cols as u32).div_ceil(MERGED_COLUMNS), rows as u32, 1],
+                threads: MERGED_COLUMNS,
                 shared: 0,
             };
             self.pending = Some(Merge { function: merge, grid, job });
@@ -244,11 +252,13 @@ mod tests {
     /// One row of a long context is shared by many blocks; a chunk is not.
     #[test]
     fn routes() {
-        let of = |rows| route(rows, 2, 16, 128, 65, 132);
-        assert_eq!(of(1), Route::Segments { queries: 4, workers: 65 });
-        assert_eq!(of(16), Route::Segments { queries: 4, workers: 5 });
-        assert_eq!(of(131), Route::Segments { queries: 4, workers: 1 });
-        assert_eq!(of(132), Route::Whole { queries: 16 });
-        assert_eq!(route(512, 1, 1, 256, 5, 132), Route::Whole { queries: 8 });
+        let of = |rows| route(rows, 2, 16, 258, 132);
+        let states = |workers, is_fine| Route::States { workers, is_fine };
+        assert_eq!(of(1), states(66, true));
+        assert_eq!(of(8), states(9, true));
+        assert_eq!(of(16), states(5, false));
+        assert_eq!(of(131), states(1, false));
+        assert_eq!(of(132), Route::Whole);
+        assert_eq!(route(512, 1, 1, 5, 132), Route::Whole);
     }
 }

@@ -117,7 +117,7 @@ impl Backend for Cuda {
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<Kv, DeviceError> {
         self.context.bind()?;
         for class in layout.classes {
-            self.check_head_dim(class.head_dim)?;
+            self.check_head_dim(class.head_dim, layout.ty.bytes())?;
         }
         let kv = Kv::new(layout);
         self.attention_kernels(if kv.is_half() { Element::F16 } else { Element::F32 })?;

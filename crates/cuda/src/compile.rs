@@ -166,7 +166,7 @@ impl Compiler {
             None => {
                 candidates.extend(LIBRARIES.map(PathBuf::from));
                 let inside = |folder: &&str| LIBRARIES.map(|name| Path::new(folder).join(name));
-                candidates.extend(FOLDERS.iter().flat_map(|folder| inside(&folder)));
+                candidates.extend(FOLDERS.iter().flat_map(inside));
             }
         }
         for candidate in &candidates {

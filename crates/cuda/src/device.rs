@@ -148,7 +148,7 @@ pub struct Cuda {
     pub(crate) buffers: Buffers,
     pub(crate) forms: [Form; 2],
     turns: Vec<Turns>,
-    /// States of attention's segments, and how many segments of a row it has room for.
+    /// States of attention's segments and blocks, and how many of a row it has room for.
     pub(crate) states: Option<Memory>,
     pub(crate) n_slots: usize,
     /// The merge of the last attention, if it has not been started.
@@ -458,9 +458,9 @@ impl Cuda {
         };
         let mut has_moved = self.buffers.grow(&self.context, &self.stream, self.shape)?;
         has_moved |= self.step_buffer.upload(&self.context, &self.stream, step, self.shape)?;
-        let n_slots = step::segments(step);
+        let n_slots = step::n_states(step);
         if n_slots > self.n_slots {
-            self.n_slots = n_slots.next_power_of_two();
+            self.n_slots = n_slots.next_multiple_of(64);
             has_moved = true;
         }
         if has_moved {

@@ -28,6 +28,7 @@ functions!(ProductFunctions {
     multiply_8,
     multiply_16,
     multiply_16_wide,
+    multiply_32,
     pack_tiles,
     embed,
 });
@@ -49,6 +50,7 @@ pub(crate) struct ProductKernels {
     narrow: Tile,
     two: Tile,
     wide: Tile,
+    many: Tile,
     pub(crate) pack_tiles: Function,
     pub(crate) embed: Function,
     /// Keeps the functions loaded.
@@ -76,6 +78,7 @@ impl ProductKernels {
             narrow: tile(functions.multiply_8, 8, 1)?,
             two: tile(functions.multiply_16, 16, 1)?,
             wide: tile(functions.multiply_16_wide, 16, 2)?,
+            many: tile(functions.multiply_32, 32, 2)?,
             pack_tiles: functions.pack_tiles,
             embed: functions.embed,
             _functions: functions,
@@ -86,8 +89,9 @@ impl ProductKernels {
     fn tile(&self, n_columns: u32, n_rows: usize) -> Tile {
         match n_columns {
             0..=8 => self.narrow,
-            _ if n_rows >= WIDE_ROWS => self.wide,
-            _ => self.two,
+            9..=16 if n_rows >= WIDE_ROWS => self.wide,
+            9..=16 => self.two,
+            _ => self.many,
         }
     }
 }

@@ -135,8 +135,12 @@ fn table_starts(step: &Step) -> Vec<[u32; 3]> {
     step.pages.iter().map(|tables| [&tables[0], &tables[1], &tables[2]].map(&mut start)).collect()
 }
 
-/// Segments of keys that a row of the step can see at most, and one for the pass's own rows: see kernels/attention.cu.
-pub(crate) fn segments(step: &Step) -> usize {
+/// States that attention keeps of a row at most: blocks of keys of a short context, segments of a long one, and one for
+/// the pass's own rows; see kernels/attention.cu.
+pub(crate) fn n_states(step: &Step) -> usize {
+    const BLOCKS_OF_PAGE: usize = 4;
+    const PAGES_OF_SHORT_CONTEXT: usize = 64;
     let pages = step.pages.iter().flatten().map(Vec::len).max().unwrap_or(0);
-    pages.min(64).max(pages / 8 + 1) + 1
+    let short = pages.min(PAGES_OF_SHORT_CONTEXT) * BLOCKS_OF_PAGE;
+    short.max(pages / 8 + 1) + 1
 }
