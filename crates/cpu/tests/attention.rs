@@ -5,9 +5,7 @@
 
 mod common;
 
-use common::context::{
-    Bench, HEAD_DIM, N_DISTINCT, N_HEAD, N_HEAD_KV, POSITIONS, WINDOWS, values,
-};
+use common::context::{Bench, HEAD_DIM, N_DISTINCT, N_HEAD, N_HEAD_KV, POSITIONS, WINDOWS, values};
 use common::suite::bits;
 use common::{cpu, distance, isas};
 use cpu::Isa;

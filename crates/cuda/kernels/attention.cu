@@ -45,6 +45,9 @@ struct View {
     u32 unit_len;    // positions that give one state: a block or a segment
     u32 first_unit;  // number of the first stored one
     u32 n_stored, n_units;  // stored ones; all, with the pass's own rows as the last
+
+    // The first position of a stored unit that is seen.
+    __device__ __forceinline__ u32 first_position(u32 unit) const { return max(stored.lo, (first_unit + unit) * unit_len); }
 };
 DEV View view_of(const Job& job, const Row& row, u32 r) {
     View v;
@@ -233,12 +236,13 @@ struct Task {
 // The stored keys of a unit, block by block: the next keys are on their way while values are weighed, the next values
 // while keys are scored.
 template <u32 QUERIES, u32 THREADS, u32 OWN, u32 DIMS>
-DEV void stored_unit(const Job& job, const Task& task, const View& view, u32 unit, const Shared& s, State<4 * DIMS> (&state)[OWN]) {
-    const u32 start = (view.first_unit + unit) * view.unit_len, dim = job.dim, stride = job.n_head_kv * dim;
-    const u32 lo = max(view.stored.lo, start), hi = min(view.stored.hi, start + view.unit_len);
+DEV void stored_unit(const Job& job, const Task& task, const View& view, u32 unit, const u8* page, const Shared& s,
+                     State<4 * DIMS> (&state)[OWN]) {
+    const u32 dim = job.dim, stride = job.n_head_kv * dim, hi = min(view.stored.hi, (view.first_unit + unit + 1) * view.unit_len);
+    const u32 lo = view.first_position(unit);
     auto ask = [&](Element* to, u32 at, u32 half) {
-        const Element* page = (const Element*)page_of(job.place, task.row, at);
-        ask_for_rows<THREADS>(to, page + row_in_page(job.place, at, half) + task.head_kv * dim, min(BLOCK_KEYS, hi - at), dim, stride, s);
+        const Element* rows = (const Element*)page + row_in_page(job.place, at, half) + task.head_kv * dim;
+        ask_for_rows<THREADS>(to, rows, min(BLOCK_KEYS, hi - at), dim, stride, s);
     };
     u32 at = lo / BLOCK_KEYS * BLOCK_KEYS;
     ask(s.keys, at, 0);
@@ -250,8 +254,12 @@ DEV void stored_unit(const Job& job, const Task& task, const View& view, u32 uni
         __syncthreads();
         score<Element, QUERIES, THREADS>(s.keys, s.pitch, s, keys, job.scale);
         __syncthreads();
-        if (has_next) ask(s.keys, at + BLOCK_KEYS, 0);
-        else end_group();
+        if (has_next) {
+            if ((at + BLOCK_KEYS) % PAGE_ROWS == 0) page = page_of(job.place, task.row, at + BLOCK_KEYS);
+            ask(s.keys, at + BLOCK_KEYS, 0);
+        } else {
+            end_group();
+        }
         exponentials<QUERIES, THREADS>(s, task.n);
         wait_groups<1>();
         __syncthreads();
@@ -303,6 +311,8 @@ template <u32 QUERIES, u32 THREADS, u32 DIMS, bool SPLIT> DEV void attend(const 
     const u32 head0 = task.head_kv * group + first;
     const bool is_padding = task.row.seq == NO_SEQUENCE;
     const View view = view_of(job, task.row, r);
+    const bool is_stored = !is_padding && blockIdx.x < view.n_stored;
+    const u8* page = is_stored ? page_of(job.place, task.row, view.first_position(blockIdx.x)) : 0;
     wait_for_predecessor();
     let_dependents_start();
     if (is_padding && !SPLIT)
@@ -320,8 +330,12 @@ template <u32 QUERIES, u32 THREADS, u32 DIMS, bool SPLIT> DEV void attend(const 
         State<4 * DIMS> state[OWN];
 #pragma unroll
         for (u32 i = 0; i < OWN; i++) state[i] = State<4 * DIMS>::empty();
-        if (unit < view.n_stored) stored_unit<QUERIES, THREADS, OWN, DIMS>(job, task, view, unit, s, state);
-        else own_unit<QUERIES, THREADS, OWN, DIMS>(job, task, view, s, state);
+        if (unit < view.n_stored) {
+            if (unit != blockIdx.x) page = page_of(job.place, task.row, view.first_position(unit));
+            stored_unit<QUERIES, THREADS, OWN, DIMS>(job, task, view, unit, page, s, state);
+        } else {
+            own_unit<QUERIES, THREADS, OWN, DIMS>(job, task, view, s, state);
+        }
 #pragma unroll
         for (u32 i = 0; i < OWN; i++) {
             if (!SPLIT) total[i].merge(state[i]);

@@ -44,7 +44,9 @@ DEV size_t row_in_page(const Place& place, u32 pos, u32 half) {
 
 // ---- programmatic dependent launch ----------------------------------------------------------------------------------
 // A kernel waits before it touches what its predecessor wrote, and every block waits: "my predecessor is done" then
-// implies that its predecessor is done.
+// implies that its predecessor is done. Small kernels let the next one start only when they have waited: the product
+// before has left the multiprocessors then, and the blocks of the next one, with their first weights, settle evenly. (The
+// other order: 6.4 instead of 6.0 ms a token on an H200.)
 DEV void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

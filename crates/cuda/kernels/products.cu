@@ -213,7 +213,8 @@ DEV void multiply_unit(const u8* const (&w)[MT], const Columns<NT>& c, u32 n_blo
 // ---- rings of bulk copies -------------------------------------------------------------------------------------------
 #if __CUDA_ARCH__ >= 900
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEV void barrier_init(u32 bar) { asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(bar) : "memory"); }
+DEV void barrier_init(u32 bar, u32 n) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(n) : "memory"); }
+DEV void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEV void barrier_expect(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -282,7 +283,7 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 n_blocks, co
     u64* bars = (u64*)(shared + 2 * SEGMENTS * MT * 16 * NT * 8) + warp * SLOTS;
     if (lane == 0) {
 #pragma unroll
-        for (u32 i = 0; i < SLOTS; i++) barrier_init(shared_address(bars + i));
+        for (u32 i = 0; i < SLOTS; i++) barrier_init(shared_address(bars + i), 1);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncwarp();
@@ -337,6 +338,107 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 n_blocks, co
         buffer ^= 1;
     }
 }
+
+// ---- many columns ---------------------------------------------------------------------------------------------------
+// A block of sixteen warps owns 128 rows and 64 columns and walks all blocks of K; weights and activations come in three
+// stages of bulk copies. Sums of a segment lie in registers, sums of the segments before in shared memory.
+#if BLOCK_LEN == 256
+constexpr u32 GEMM_TILES = 8, GEMM_COLUMNS = 64, GEMM_STAGES = 3, GEMM_THREADS = 512;
+struct Stage {
+    u8 tiles[GEMM_TILES][TILE_BYTES];
+    u8 codes[4][GEMM_COLUMNS][64];
+    u8 digits[GEMM_COLUMNS][32];
+    float scales[GEMM_COLUMNS];
+};
+struct __align__(128) GemmMemory {
+    Stage stages[GEMM_STAGES];
+    float totals[16][GEMM_THREADS];
+    u64 full[GEMM_STAGES], empty[GEMM_STAGES];
+};
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1)
+    multiply_64(Parts parts, u32 n_parts, u32 n_groups, u32 n_blocks, Activations a, Epilogue epilogue, u32) {
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) u8 gemm_memory[];
+    GemmMemory& m = *(GemmMemory*)gemm_memory;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    const u32 c0 = blockIdx.x * GEMM_COLUMNS, n = min(GEMM_COLUMNS, a.n_col - c0);
+    u32 group;
+    const Part part = part_of(parts, n_parts, blockIdx.y, group);
+    const u32 n_tiles = min(GEMM_TILES, (part.n_out + 31) / 32 * 2 - group * GEMM_TILES);
+    const u8* tiles = part.tiles + (size_t)group * GEMM_TILES * n_blocks * TILE_BYTES;
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < GEMM_STAGES; i++) {
+            barrier_init(shared_address(m.full + i), 1);
+            barrier_init(shared_address(m.empty + i), GEMM_THREADS / WARP);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncthreads();
+    let_dependents_start();
+    wait_for_predecessor();
+    auto ask = [&](u32 b) {  // one lane
+        Stage& stage = m.stages[b % GEMM_STAGES];
+        const u32 bar = shared_address(m.full + b % GEMM_STAGES);
+        barrier_expect(bar, n_tiles * TILE_BYTES + n * (256 + 32 + 4));
+        for (u32 i = 0; i < n_tiles; i++)
+            bulk_copy(shared_address(stage.tiles[i]), tiles + ((size_t)i * n_blocks + b) * TILE_BYTES, TILE_BYTES, bar);
+        const size_t at = (size_t)b * a.n_col + c0;
+        for (u32 p = 0; p < 4; p++)
+            bulk_copy(shared_address(stage.codes[p]), a.codes + (((size_t)b * 4 + p) * a.n_col + c0) * 64, n * 64, bar);
+        bulk_copy(shared_address(stage.digits), a.digits + at * 32, n * 32, bar);
+        bulk_copy(shared_address(stage.scales), a.scales + at, n * 4, bar);
+    };
+    if (threadIdx.x == 0)
+        for (u32 b = 0; b < min(GEMM_STAGES, n_blocks); b++) ask(b);
+    const u32 tile = warp % GEMM_TILES, column0 = warp / GEMM_TILES * 32;
+    float sum[1][4][4] = {};
+    u32 segment = 0;
+    auto end_segment = [&]() {
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) {
+            float& s = sum[0][i / 4][i % 4];
+            float& total = m.totals[i][threadIdx.x];
+            total = segment == 0 ? s : total + s;
+            s = 0.0f;
+        }
+        segment++;
+    };
+    for (u32 b = 0; b < n_blocks; b++) {
+        while (b == (segment + 1) * n_blocks / SEGMENTS) end_segment();
+        const Stage& stage = m.stages[b % GEMM_STAGES];
+        barrier_wait(shared_address(m.full + b % GEMM_STAGES), b / GEMM_STAGES & 1);
+        Columns<4> c;
+        c.unit_stride = GEMM_COLUMNS * 64;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 column = column0 + i * 8;
+            c.codes[i] = stage.codes[0][column + g] + t * 16;
+            c.digits[i] = *(const uint2*)(stage.digits[column + g] + t * 8);
+            const float2 dy = *(const float2*)(stage.scales + column + 2 * t);
+            c.dy[i][0] = dy.x, c.dy[i][1] = dy.y;
+        }
+        const u8* w[1] = {stage.tiles[tile]};
+        multiply_unit<4, 1>(w, c, 1, lane, sum);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(m.empty + b % GEMM_STAGES));
+        // The stage before is asked for again, not this one: the other warps may be a block behind.
+        if (threadIdx.x == 0 && b > 0 && b - 1 + GEMM_STAGES < n_blocks) {
+            barrier_wait(shared_address(m.empty + (b - 1) % GEMM_STAGES), (b - 1) / GEMM_STAGES & 1);
+            ask(b - 1 + GEMM_STAGES);
+        }
+    }
+    while (segment < SEGMENTS) end_segment();
+#pragma unroll
+    for (u32 i = 0; i < 16; i++) {
+        const u32 r = group * 128 + tile * 16 + g + i % 4 / 2 * 8, column = column0 + i / 4 * 8 + 2 * t + i % 2;
+        float y = m.totals[i][threadIdx.x];
+        if (epilogue.is_on) y = softcap_of(y, epilogue.scale, epilogue.cap, epilogue.has_cap);
+        if (r < part.n_out && column < n) part.y[(size_t)(c0 + column) * part.n_out + r] = y;
+    }
+#endif
+}
+#endif
 
 #define MULTIPLY(name, NT, MT, RESIDENT)                                                                                    \
     extern "C" __global__ void __launch_bounds__(SEGMENTS* WARP, RESIDENT)                                                  \

@@ -97,7 +97,13 @@ const SPLIT: (usize, u32) = (4, 128);
 const FINE_ROWS: usize = 8;
 
 /// The cut for `rows` rows of `n_head_kv` times `group` heads.
-fn route(rows: usize, n_head_kv: usize, group: usize, n_slots: usize, n_multiprocessors: usize) -> Route {
+fn route(
+    rows: usize,
+    n_head_kv: usize,
+    group: usize,
+    n_slots: usize,
+    n_multiprocessors: usize,
+) -> Route {
     if rows * n_head_kv * group.div_ceil(WHOLE.0) >= 2 * n_multiprocessors {
         return Route::Whole;
     }
@@ -118,7 +124,11 @@ fn shared_bytes(dim: usize, queries: usize, element_bytes: usize) -> usize {
 
 impl Cuda {
     /// Can the device attend with heads of this width?
-    pub(crate) fn check_head_dim(&self, dim: usize, element_bytes: usize) -> Result<(), DeviceError> {
+    pub(crate) fn check_head_dim(
+        &self,
+        dim: usize,
+        element_bytes: usize,
+    ) -> Result<(), DeviceError> {
         let needed = shared_bytes(dim, WHOLE.0, element_bytes);
         if dim <= MAX_HEAD_DIM && needed <= self.context.shared_bytes as usize {
             return Ok(());
@@ -183,7 +193,11 @@ impl Cuda {
             scale,
             is_fine: u32::from(matches!(route, Route::States { is_fine: true, .. })),
         };
-        let element = if kv.is_half() { Element::F16 } else { Element::F32 };
+        let element = if kv.is_half() {
+            Element::F16
+        } else {
+            Element::F32
+        };
         let is_wide = dim > MAX_HEAD_DIM / 2;
         let f = self.attention_kernels(element)?;
         let merge = f.merge_states;
@@ -194,7 +208,11 @@ impl Cuda {
             (Route::States { workers, .. }, true) => (f.attend_split_wide, SPLIT, workers),
         };
         let grid = Grid {
-            blocks: [workers as u32, (n_head_kv * group.div_ceil(queries)) as u32, rows as u32],
+            blocks: [
+                workers as u32,
+                (n_head_kv * group.div_ceil(queries)) as u32,
+                rows as u32,
+            ],
             threads,
             shared: shared_bytes(dim, queries, kv.layout.ty.bytes()) as u32,
         };
@@ -205,14 +223,23 @@ impl Cuda {
                 threads: MERGED_COLUMNS,
                 shared: 0,
             };
-            self.pending = Some(Merge { function: merge, grid, job });
+            self.pending = Some(Merge {
+                function: merge,
+                grid,
+                job,
+            });
         }
         Ok(())
     }
 
     /// Starts a merge that waits, if there is one: whatever comes next may read its result.
     pub(crate) fn start_pending(&mut self) {
-        if let Some(Merge { function, grid, job }) = self.pending.take() {
+        if let Some(Merge {
+            function,
+            grid,
+            job,
+        }) = self.pending.take()
+        {
             let (gate, form) = (0u64, Activations::default());
             self.launch(function, grid, arguments![job, gate, form]);
         }
@@ -220,12 +247,21 @@ impl Cuda {
 
     /// `x *= sigmoid(gate)` inside the merge that waits, if `x` is what it writes.
     pub(crate) fn gate_pending(&mut self, x: &Buf, gate: &Buf) -> bool {
-        if self.pending.as_ref().is_none_or(|merge| merge.job.out != x.address()) {
+        if self
+            .pending
+            .as_ref()
+            .is_none_or(|merge| merge.job.out != x.address())
+        {
             return false;
         }
         assert_eq!(x.cols, gate.cols, "columns of two buffers");
         let form = self.form_beside(x);
-        if let Some(Merge { function, grid, job }) = self.pending.take() {
+        if let Some(Merge {
+            function,
+            grid,
+            job,
+        }) = self.pending.take()
+        {
             self.launch(function, grid, arguments![job, gate.address(), form]);
         }
         self.wrote_with_form(x);

@@ -35,7 +35,14 @@ impl Cuda {
     }
 
     /// `out = x / rms(x) * w`; without `w`, 1. Rows of `cols` columns.
-    fn norm(&mut self, out: &Buf, x: &Buf, w: Option<&Weight>, (cols, n_rows): (usize, usize), eps: f32) {
+    fn norm(
+        &mut self,
+        out: &Buf,
+        x: &Buf,
+        w: Option<&Weight>,
+        (cols, n_rows): (usize, usize),
+        eps: f32,
+    ) {
         let form = match cols == out.cols {
             true => self.form_beside(out),
             false => Activations::default(),
@@ -59,7 +66,11 @@ impl Cuda {
         assert_eq!(x.cols, y.cols, "columns of two buffers");
         let form = self.form_beside(x);
         let grid = self.groups(x.cols, self.n_rows(x.set));
-        self.launch(function, grid, arguments![x.address(), y.address(), x.cols as u32, form]);
+        self.launch(
+            function,
+            grid,
+            arguments![x.address(), y.address(), x.cols as u32, form],
+        );
         self.wrote_with_form(x);
     }
 
@@ -72,7 +83,11 @@ impl Cuda {
             threads: 128,
             shared: (head_dim * size_of::<f32>()) as u32,
         };
-        self.launch(function, grid, arguments![x.address(), x.cols as u32, head_dim as u32, turn]);
+        self.launch(
+            function,
+            grid,
+            arguments![x.address(), x.cols as u32, head_dim as u32, turn],
+        );
         self.wrote(x);
     }
 }
@@ -86,7 +101,10 @@ impl Backend for Cuda {
     fn caps(&self) -> Caps {
         let (major, minor) = self.capability();
         Caps {
-            device: format!("cuda ({}, compute capability {major}.{minor})", self.device()),
+            device: format!(
+                "cuda ({}, compute capability {major}.{minor})",
+                self.device()
+            ),
             max_rows: MAX_ROWS,
             same_bits_rows: MAX_ROWS,
         }
@@ -95,7 +113,9 @@ impl Backend for Cuda {
     fn kernel(&self, ty: TensorType) -> String {
         match layout_of(ty) {
             Some(Layout::Tiles(ty)) => format!("{ty}, int8 mma"),
-            Some(Layout::Rows(Element::F32)) if ty != TensorType::F32 => format!("{ty}, decoded to F32"),
+            Some(Layout::Rows(Element::F32)) if ty != TensorType::F32 => {
+                format!("{ty}, decoded to F32")
+            }
             _ => ty.to_string(),
         }
     }
@@ -111,7 +131,8 @@ impl Backend for Cuda {
 
     fn alloc(&mut self, rows: RowSet, cols: usize) -> Result<Buf, DeviceError> {
         self.context.bind()?;
-        self.buffers.add(&self.context, &self.stream, self.shape, (rows, cols))
+        self.buffers
+            .add(&self.context, &self.stream, self.shape, (rows, cols))
     }
 
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<Kv, DeviceError> {
@@ -120,7 +141,11 @@ impl Backend for Cuda {
             self.check_head_dim(class.head_dim, layout.ty.bytes())?;
         }
         let kv = Kv::new(layout);
-        self.attention_kernels(if kv.is_half() { Element::F16 } else { Element::F32 })?;
+        self.attention_kernels(if kv.is_half() {
+            Element::F16
+        } else {
+            Element::F32
+        })?;
         Ok(kv)
     }
 
@@ -149,7 +174,9 @@ impl Backend for Cuda {
             RowSet::All => self.step.rows.len(),
             RowSet::Wanted => self.step.wanted.len(),
         };
-        let bytes = self.stream.download(x.address(), n_rows * x.cols * size_of::<f32>())?;
+        let bytes = self
+            .stream
+            .download(x.address(), n_rows * x.cols * size_of::<f32>())?;
         Ok(floats(&bytes))
     }
 
@@ -229,7 +256,11 @@ impl Backend for Cuda {
         let n = (self.n_rows(x.set) * x.cols) as u64;
         let function = self.rows.add_bias;
         let grid = self.elements(n);
-        self.launch(function, grid, arguments![x.address(), bias.vector(), x.cols as u32, n]);
+        self.launch(
+            function,
+            grid,
+            arguments![x.address(), bias.vector(), x.cols as u32, n],
+        );
         self.wrote(x);
     }
 
@@ -251,7 +282,11 @@ impl Backend for Cuda {
             shared: 0,
         };
         let (dim, n_heads) = (w.cols as u32, n_heads as u32);
-        self.launch(function, grid, arguments![x.address(), w.vector(), dim, n_heads, eps]);
+        self.launch(
+            function,
+            grid,
+            arguments![x.address(), w.vector(), dim, n_heads, eps],
+        );
         self.wrote(x);
     }
 
@@ -272,7 +307,11 @@ impl Backend for Cuda {
             shared: 0,
         };
         let is_half = u32::from(kv.is_half());
-        self.launch(function, grid, arguments![k.address(), v.address(), rows, place, is_half]);
+        self.launch(
+            function,
+            grid,
+            arguments![k.address(), v.address(), rows, place, is_half],
+        );
     }
 
     fn attend(&mut self, out: &mut Buf, q: &Buf, kv: &Kv, at: &Attention) {
@@ -322,7 +361,11 @@ impl Backend for Cuda {
             threads: 256,
             shared: 0,
         };
-        self.launch(function, grid, arguments![out.address(), x.address(), wanted, x.cols as u32]);
+        self.launch(
+            function,
+            grid,
+            arguments![out.address(), x.address(), wanted, x.cols as u32],
+        );
         self.wrote(out);
     }
 
@@ -341,7 +384,11 @@ impl Backend for Cuda {
         };
         let sizes = [out.cols as u32, first_col as u32, x.cols as u32];
         let [out_cols, first, cols] = sizes;
-        self.launch(function, grid, arguments![out.address(), out_cols, first, x.address(), cols]);
+        self.launch(
+            function,
+            grid,
+            arguments![out.address(), out_cols, first, x.address(), cols],
+        );
         self.wrote(out);
     }
 
@@ -420,7 +467,8 @@ impl Backend for Cuda {
     ) {
         let class = kv.layout.classes[layer.class as usize];
         let dim = class.head_dim;
-        let is_fused = dim <= GROUP && w.iter().all(|w| w.cols == dim) && rope.is_none_or(|r| r.1 == dim);
+        let is_fused =
+            dim <= GROUP && w.iter().all(|w| w.cols == dim) && rope.is_none_or(|r| r.1 == dim);
         if !is_fused {
             self.head_norm(q, w[0], eps);
             self.head_norm(k, w[1], eps);
@@ -441,7 +489,11 @@ impl Backend for Cuda {
         let place = kv.place(layer, self.step_buffer.pages());
         let (rows, is_half) = (self.step_buffer.rows(), u32::from(kv.is_half()));
         let (n_head, n_head_kv) = (q.cols / dim, class.n_head_kv);
-        assert_eq!((k.cols, v.cols), (n_head_kv * dim, n_head_kv * dim), "columns of keys and values");
+        assert_eq!(
+            (k.cols, v.cols),
+            (n_head_kv * dim, n_head_kv * dim),
+            "columns of keys and values"
+        );
         let function = self.rows.norm_turn_store;
         let grid = Grid {
             blocks: [

@@ -72,7 +72,12 @@ pub(crate) fn rows_of(shape: Shape, set: RowSet) -> usize {
     }
 }
 
-fn zeroed(context: &Arc<Context>, stream: &Stream, rows: usize, cols: usize) -> Result<Memory, DeviceError> {
+fn zeroed(
+    context: &Arc<Context>,
+    stream: &Stream,
+    rows: usize,
+    cols: usize,
+) -> Result<Memory, DeviceError> {
     let bytes = rows * cols * size_of::<f32>();
     let memory = Memory::new(context, "activations", bytes)?;
     stream.clear(memory.address(), bytes)?;
@@ -106,7 +111,12 @@ impl Buffers {
     }
 
     /// Makes every buffer that is still in use as large as `shape` needs. Gives whether any moved.
-    pub(crate) fn grow(&mut self, context: &Arc<Context>, stream: &Stream, shape: Shape) -> Result<bool, DeviceError> {
+    pub(crate) fn grow(
+        &mut self,
+        context: &Arc<Context>,
+        stream: &Stream,
+        shape: Shape,
+    ) -> Result<bool, DeviceError> {
         self.held.retain(|held| held.cell.strong_count() > 0);
         let mut has_moved = false;
         for held in &mut self.held {
@@ -129,6 +139,9 @@ impl Buffers {
 
     /// Bytes of all buffers.
     pub(crate) fn bytes(&self) -> u64 {
-        self.held.iter().map(|held| held.memory.bytes() as u64).sum()
+        self.held
+            .iter()
+            .map(|held| held.memory.bytes() as u64)
+            .sum()
     }
 }

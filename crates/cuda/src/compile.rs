@@ -13,7 +13,12 @@ use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 
 /// No contraction, no flush to zero, correctly rounded division and root: see docs/numerics.md.
-const NUMERICS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
+const NUMERICS: [&str; 4] = [
+    "--fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+];
 
 /// Names of the compiler's library, newest first.
 const LIBRARIES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
@@ -107,15 +112,22 @@ impl Program {
         let (files, define) = match self {
             Program::Rows => (vec![COMMON, ROWS], None),
             Program::Select => (vec![COMMON, SELECT], None),
-            Program::Attention(element) => (vec![COMMON, ATTENTION], Some(("ELEMENT", element as usize))),
+            Program::Attention(element) => {
+                (vec![COMMON, ATTENTION], Some(("ELEMENT", element as usize)))
+            }
             Program::Floats(element) => (vec![COMMON, FLOATS], Some(("ELEMENT", element as usize))),
             Program::Products(ty) => {
                 let format = FORMATS.iter().find(|(of, _)| *of == ty);
                 let (_, format) = *format.unwrap_or_else(|| panic!("{ty} has no integer kernel"));
-                (vec![COMMON, SHARED, format, PRODUCTS], Some(("BLOCK_LEN", ty.block_len())))
+                (
+                    vec![COMMON, SHARED, format, PRODUCTS],
+                    Some(("BLOCK_LEN", ty.block_len())),
+                )
             }
         };
-        let mut text = define.map_or(String::new(), |(name, value)| format!("#define {name} {value}\n"));
+        let mut text = define.map_or(String::new(), |(name, value)| {
+            format!("#define {name} {value}\n")
+        });
         for (name, file) in files {
             text += &format!("#line 1 \"{name}\"\n{file}\n");
         }
@@ -129,7 +141,10 @@ pub(crate) fn has_format(ty: TensorType) -> bool {
 }
 
 fn options(architecture: u32) -> Vec<String> {
-    let mut options = vec![format!("--gpu-architecture=sm_{architecture}"), "--std=c++17".into()];
+    let mut options = vec![
+        format!("--gpu-architecture=sm_{architecture}"),
+        "--std=c++17".into(),
+    ];
     options.extend(NUMERICS.map(String::from));
     options
 }
@@ -139,7 +154,14 @@ type Handle = *mut c_void;
 /// The compiler, NVRTC.
 pub struct Compiler {
     version: (u32, u32),
-    create: unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int,
+    create: unsafe extern "C" fn(
+        *mut Handle,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
     compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> c_int,
     log_size: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
     log: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
@@ -241,7 +263,8 @@ impl Compiler {
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let mut handle = null_mut();
         // SAFETY: texts that end with zero and live on; no headers.
-        let created = unsafe { (self.create)(&mut handle, source.as_ptr(), null(), 0, null(), null()) };
+        let created =
+            unsafe { (self.create)(&mut handle, source.as_ptr(), null(), 0, null(), null()) };
         let failed = |log: String| Error::Compile {
             program: program.name(),
             architecture,
@@ -251,16 +274,25 @@ impl Compiler {
             return Err(failed(format!("NVRTC answers {created}")));
         }
         // SAFETY: the program and as many texts as said.
-        let compiled = unsafe { (self.compile)(handle, pointers.len() as c_int, pointers.as_ptr()) };
+        let compiled =
+            unsafe { (self.compile)(handle, pointers.len() as c_int, pointers.as_ptr()) };
         let result = match compiled {
-            0 => self.read(handle, self.cubin_size, self.cubin).ok_or_else(|| failed("no cubin".into())),
+            0 => self
+                .read(handle, self.cubin_size, self.cubin)
+                .ok_or_else(|| failed("no cubin".into())),
             INVALID_OPTION => Err(Error::ArchitectureUnknown {
                 version: self.version,
                 architecture,
             }),
             _ => {
-                let log = self.read(handle, self.log_size, self.log).unwrap_or_default();
-                Err(failed(String::from_utf8_lossy(&log).trim_end_matches('\0').to_string()))
+                let log = self
+                    .read(handle, self.log_size, self.log)
+                    .unwrap_or_default();
+                Err(failed(
+                    String::from_utf8_lossy(&log)
+                        .trim_end_matches('\0')
+                        .to_string(),
+                ))
             }
         };
         // SAFETY: created above, destroyed once.
@@ -316,7 +348,12 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    pub(crate) fn new(architecture: u32, driver_version: i32, cache: Option<PathBuf>, nvrtc: Option<PathBuf>) -> Kernels {
+    pub(crate) fn new(
+        architecture: u32,
+        driver_version: i32,
+        cache: Option<PathBuf>,
+        nvrtc: Option<PathBuf>,
+    ) -> Kernels {
         Kernels {
             architecture,
             driver_version,
@@ -330,7 +367,10 @@ impl Kernels {
 
     /// The cubin of a program.
     pub(crate) fn cubin(&mut self, program: Program) -> Result<Vec<u8>, Error> {
-        let path = self.cache.as_ref().map(|folder| folder.join(self.file_name(program)));
+        let path = self
+            .cache
+            .as_ref()
+            .map(|folder| folder.join(self.file_name(program)));
         if let Some(cubin) = path.as_ref().and_then(|path| std::fs::read(path).ok()) {
             self.n_cached += 1;
             return Ok(cubin);

@@ -46,8 +46,9 @@ macro_rules! functions {
     ($name:ident { $($function:ident),* $(,)? }) => {
         pub(crate) struct $name {
             $(pub(crate) $function: $crate::driver::Function,)*
-            /// Keeps the functions loaded.
-            _module: $crate::driver::Module,
+            /// Keeps the functions loaded; has those that not every program has.
+            #[allow(dead_code)] // most are named above
+            pub(crate) module: $crate::driver::Module,
         }
 
         impl $name {
@@ -59,7 +60,7 @@ macro_rules! functions {
                 let module = $crate::driver::Module::load(context, &kernels.cubin(program)?)?;
                 Ok($name {
                     $($function: module.function(stringify!($function))?,)*
-                    _module: module,
+                    module,
                 })
             }
         }
@@ -174,7 +175,8 @@ impl Cuda {
     pub fn new(options: &CudaOptions) -> Result<Cuda, Error> {
         let context = Context::open(options.ordinal)?;
         let (cache, nvrtc) = (options.cache.clone(), options.nvrtc.clone());
-        let mut kernels = Kernels::new(context.architecture(), context.driver_version, cache, nvrtc);
+        let mut kernels =
+            Kernels::new(context.architecture(), context.driver_version, cache, nvrtc);
         let rows = RowFunctions::load(&context, &mut kernels, Program::Rows)?;
         let select = SelectFunctions::load(&context, &mut kernels, Program::Select)?;
         Ok(Cuda {
@@ -258,7 +260,11 @@ impl Cuda {
             self.stream.finish()?;
             let start = Instant::now();
             for _ in 0..WALKS {
-                self.launch_alone(function, grid, arguments![out.address(), memory.address(), n]);
+                self.launch_alone(
+                    function,
+                    grid,
+                    arguments![out.address(), memory.address(), n],
+                );
             }
             self.stream.finish()?;
             best = best.min(start.elapsed().as_secs_f64());
@@ -306,7 +312,12 @@ impl Cuda {
     }
 
     /// Starts a kernel that waits for its predecessor itself.
-    pub(crate) fn launch(&mut self, function: Function, grid: Grid, arguments: &mut [Argument<'_>]) {
+    pub(crate) fn launch(
+        &mut self,
+        function: Function,
+        grid: Grid,
+        arguments: &mut [Argument<'_>],
+    ) {
         self.start_pending();
         let may_chain = self.context.capability.0 >= 9;
         self.start(function, grid, self.is_chained && may_chain, arguments);
@@ -314,17 +325,30 @@ impl Cuda {
     }
 
     /// Starts a kernel once everything before is done.
-    pub(crate) fn launch_alone(&mut self, function: Function, grid: Grid, arguments: &mut [Argument<'_>]) {
+    pub(crate) fn launch_alone(
+        &mut self,
+        function: Function,
+        grid: Grid,
+        arguments: &mut [Argument<'_>],
+    ) {
         self.start_pending();
         self.start(function, grid, false, arguments);
         self.is_chained = true;
     }
 
-    fn start(&mut self, function: Function, grid: Grid, is_programmatic: bool, arguments: &mut [Argument<'_>]) {
+    fn start(
+        &mut self,
+        function: Function,
+        grid: Grid,
+        is_programmatic: bool,
+        arguments: &mut [Argument<'_>],
+    ) {
         if self.failure.is_some() || grid.blocks.contains(&0) {
             return;
         }
-        let mut started = self.stream.launch(function, grid, is_programmatic, arguments);
+        let mut started = self
+            .stream
+            .launch(function, grid, is_programmatic, arguments);
         if self.is_in_step {
             started = started.and_then(|()| self.stream.finish());
         }
@@ -359,16 +383,24 @@ impl Cuda {
     /// The kernels of products with other weights.
     pub(crate) fn float_kernels(&mut self, element: Element) -> Result<&FloatFunctions, Error> {
         if !self.floats.contains_key(&element) {
-            let loaded = FloatFunctions::load(&self.context, &mut self.kernels, Program::Floats(element))?;
+            let loaded =
+                FloatFunctions::load(&self.context, &mut self.kernels, Program::Floats(element))?;
             self.floats.insert(element, loaded);
         }
         Ok(&self.floats[&element])
     }
 
     /// The kernels of attention over pages of this element type.
-    pub(crate) fn attention_kernels(&mut self, element: Element) -> Result<&AttentionFunctions, Error> {
+    pub(crate) fn attention_kernels(
+        &mut self,
+        element: Element,
+    ) -> Result<&AttentionFunctions, Error> {
         if !self.attention.contains_key(&element) {
-            let loaded = AttentionFunctions::load(&self.context, &mut self.kernels, Program::Attention(element))?;
+            let loaded = AttentionFunctions::load(
+                &self.context,
+                &mut self.kernels,
+                Program::Attention(element),
+            )?;
             self.attention.insert(element, loaded);
         }
         Ok(&self.attention[&element])
@@ -411,7 +443,11 @@ impl Cuda {
             let rows = pinned.as_mut_slice().chunks_exact_mut(row_bytes);
             for (row, bytes) in self.step.rows.iter().zip(rows) {
                 let (cos, sin) = bytes.split_at_mut(row_bytes / 2);
-                let pairs = cos.as_chunks_mut::<4>().0.iter_mut().zip(sin.as_chunks_mut::<4>().0);
+                let pairs = cos
+                    .as_chunks_mut::<4>()
+                    .0
+                    .iter_mut()
+                    .zip(sin.as_chunks_mut::<4>().0);
                 for ((cos, sin), inv_freq) in pairs.zip(&rope.inv_freq) {
                     // The bits of the CPU backend: those of libm, on every machine.
                     let (s, c) = libm::sincos(f64::from(row.pos) * inv_freq);
@@ -419,7 +455,8 @@ impl Cuda {
                     *sin = (s as f32 * rope.magnitude).to_le_bytes();
                 }
             }
-            self.stream.upload(memory.address(), pinned, self.step.rows.len() * row_bytes)?;
+            self.stream
+                .upload(memory.address(), pinned, self.step.rows.len() * row_bytes)?;
             // Kernels read it before they wait for the one before.
             self.is_chained = false;
         }
@@ -457,7 +494,9 @@ impl Cuda {
             wanted: model::padded(step.wanted.len()),
         };
         let mut has_moved = self.buffers.grow(&self.context, &self.stream, self.shape)?;
-        has_moved |= self.step_buffer.upload(&self.context, &self.stream, step, self.shape)?;
+        has_moved |= self
+            .step_buffer
+            .upload(&self.context, &self.stream, step, self.shape)?;
         let n_slots = step::n_states(step);
         if n_slots > self.n_slots {
             self.n_slots = n_slots.next_multiple_of(64);
@@ -470,12 +509,17 @@ impl Cuda {
     }
 
     /// Runs a pass of the current step.
-    pub(crate) fn run_pass<F: FnOnce(&mut Cuda)>(&mut self, shape: Shape, record: F) -> Result<(), DeviceError> {
+    pub(crate) fn run_pass<F: FnOnce(&mut Cuda)>(
+        &mut self,
+        shape: Shape,
+        record: F,
+    ) -> Result<(), DeviceError> {
         self.context.bind()?;
         self.forget_forms();
         // Functions of one shape are told apart by their closures: the target's pass, a drafter's block.
         let key = (shape, std::any::type_name::<F>());
-        let may_record = shape.rows <= MAX_RECORDED_ROWS && self.probes.is_none() && !self.is_unrecorded;
+        let may_record =
+            shape.rows <= MAX_RECORDED_ROWS && self.probes.is_none() && !self.is_unrecorded;
         match self.recordings.get(&key) {
             Some(Recording::Graph(graph)) if may_record => {
                 self.stream.replay(graph)?;

@@ -79,14 +79,24 @@ impl Context {
         let mut device = 0;
         call!(cuDeviceGet(&mut device, ordinal as i32))?;
         let mut name = [0 as std::ffi::c_char; 128];
-        call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
+        call!(cuDeviceGetName(
+            name.as_mut_ptr(),
+            name.len() as i32,
+            device
+        ))?;
         let bytes = name.map(|c| c as u8);
         let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
         use sys::CUdevice_attribute_enum as Attribute;
         let capability = (
-            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            attribute(
+                device,
+                Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            )?,
+            attribute(
+                device,
+                Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )?,
         );
         if capability.0 < 8 {
             return Err(Error::CapabilityTooLow {
@@ -101,7 +111,10 @@ impl Context {
             handle,
             name,
             capability,
-            n_multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            n_multiprocessors: attribute(
+                device,
+                Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            )?,
             shared_bytes: attribute(
                 device,
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
@@ -170,7 +183,11 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Memory of any content.
-    pub(crate) fn new(context: &Arc<Context>, what: &'static str, bytes: usize) -> Result<Memory, DeviceError> {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        what: &'static str,
+        bytes: usize,
+    ) -> Result<Memory, DeviceError> {
         let mut address = 0;
         let allocated = call!(cuMemAlloc_v2(&mut address, bytes.max(1)));
         match allocated {
@@ -179,10 +196,12 @@ impl Memory {
                 bytes,
                 context: context.clone(),
             }),
-            Err(Error::Driver { answer, .. }) if answer.contains("OUT_OF_MEMORY") => Err(DeviceError::OutOfMemory {
-                what,
-                wanted_bytes: bytes as u64,
-            }),
+            Err(Error::Driver { answer, .. }) if answer.contains("OUT_OF_MEMORY") => {
+                Err(DeviceError::OutOfMemory {
+                    what,
+                    wanted_bytes: bytes as u64,
+                })
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -198,7 +217,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let freed = self.context.bind().and_then(|()| call!(cuMemFree_v2(self.address)));
+        let freed = self
+            .context
+            .bind()
+            .and_then(|()| call!(cuMemFree_v2(self.address)));
         // Nothing is left to be told of a failure; the driver repeats it at the next call.
         freed.ok();
     }
@@ -241,7 +263,10 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let freed = self.context.bind().and_then(|()| call!(cuMemFreeHost(self.start.cast())));
+        let freed = self
+            .context
+            .bind()
+            .and_then(|()| call!(cuMemFreeHost(self.start.cast())));
         // As for device memory.
         freed.ok();
     }
@@ -280,10 +305,18 @@ impl Module {
     pub(crate) fn function(&self, name: &str) -> Result<Function, Error> {
         let c_name = CString::new(name).expect("a kernel's name");
         let mut handle = null_mut();
-        call!(cuModuleGetFunction(&mut handle, self.handle, c_name.as_ptr()))?;
+        call!(cuModuleGetFunction(
+            &mut handle,
+            self.handle,
+            c_name.as_ptr()
+        ))?;
         use sys::CUfunction_attribute_enum as Attribute;
         let mut fixed = 0;
-        call!(cuFuncGetAttribute(&mut fixed, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle))?;
+        call!(cuFuncGetAttribute(
+            &mut fixed,
+            Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            handle
+        ))?;
         let most = self.context.shared_bytes as i32 - fixed;
         let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         call!(cuFuncSetAttribute(handle, dynamic, most))?;
@@ -293,7 +326,10 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        let unloaded = self.context.bind().and_then(|()| call!(cuModuleUnload(self.handle)));
+        let unloaded = self
+            .context
+            .bind()
+            .and_then(|()| call!(cuModuleUnload(self.handle)));
         // As for device memory.
         unloaded.ok();
     }
@@ -301,7 +337,12 @@ impl Drop for Module {
 
 impl Function {
     /// Blocks of `threads` threads with `shared` bytes that fit the whole device at once.
-    pub(crate) fn resident(self, context: &Context, threads: u32, shared: u32) -> Result<u32, Error> {
+    pub(crate) fn resident(
+        self,
+        context: &Context,
+        threads: u32,
+        shared: u32,
+    ) -> Result<u32, Error> {
         let mut blocks = 0;
         call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
             &mut blocks,
@@ -367,13 +408,23 @@ impl Stream {
     /// Copies the first `bytes` of `from` to the device, later: `from` must stay as it is until then.
     pub(crate) fn upload(&self, to: u64, from: &Pinned, bytes: usize) -> Result<(), Error> {
         assert!(bytes <= from.bytes, "{bytes} of {} bytes", from.bytes);
-        call!(cuMemcpyHtoDAsync_v2(to, from.start.cast(), bytes, self.handle))
+        call!(cuMemcpyHtoDAsync_v2(
+            to,
+            from.start.cast(),
+            bytes,
+            self.handle
+        ))
     }
 
     /// Copies `bytes` bytes at `from` of the device to the host, and waits for it.
     pub(crate) fn download(&self, from: u64, bytes: usize) -> Result<Vec<u8>, Error> {
         let mut to = vec![0u8; bytes];
-        call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.handle))?;
+        call!(cuMemcpyDtoHAsync_v2(
+            to.as_mut_ptr().cast(),
+            from,
+            bytes,
+            self.handle
+        ))?;
         self.finish()?;
         Ok(to)
     }
@@ -416,7 +467,12 @@ impl Stream {
             numAttrs: u32::from(is_programmatic),
         };
         let arguments = arguments.as_mut_ptr().cast::<*mut c_void>();
-        call!(cuLaunchKernelEx(&config, function.handle, arguments, null_mut()))
+        call!(cuLaunchKernelEx(
+            &config,
+            function.handle,
+            arguments,
+            null_mut()
+        ))
     }
 
     /// From now on launches are recorded, not executed.
@@ -447,7 +503,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let gone = self.context.bind().and_then(|()| call!(cuStreamDestroy_v2(self.handle)));
+        let gone = self
+            .context
+            .bind()
+            .and_then(|()| call!(cuStreamDestroy_v2(self.handle)));
         // As for device memory.
         gone.ok();
     }
@@ -464,7 +523,10 @@ unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let gone = self.context.bind().and_then(|()| call!(cuGraphExecDestroy(self.handle)));
+        let gone = self
+            .context
+            .bind()
+            .and_then(|()| call!(cuGraphExecDestroy(self.handle)));
         // As for device memory.
         gone.ok();
     }

@@ -46,7 +46,12 @@ impl Kv {
 
     /// Makes sure that `n_slabs` slabs exist. Gives whether the table of slabs moved. The stream must have passed
     /// everything before.
-    pub(crate) fn grow(&mut self, context: &Arc<Context>, stream: &Stream, n_slabs: usize) -> Result<bool, DeviceError> {
+    pub(crate) fn grow(
+        &mut self,
+        context: &Arc<Context>,
+        stream: &Stream,
+        n_slabs: usize,
+    ) -> Result<bool, DeviceError> {
         if n_slabs <= self.slabs.len() {
             return Ok(false);
         }
@@ -59,7 +64,10 @@ impl Kv {
                 Ok(())
             });
         }
-        let room = self.table.as_ref().map_or(0, |(memory, _)| memory.bytes() / 8);
+        let room = self
+            .table
+            .as_ref()
+            .map_or(0, |(memory, _)| memory.bytes() / 8);
         let has_moved = self.slabs.len() > room;
         if has_moved {
             let bytes = 8 * self.slabs.len().next_power_of_two().max(FIRST_ROOM);
@@ -82,7 +90,10 @@ impl Kv {
     pub(crate) fn place(&self, layer: KvLayer, pages: u64) -> Place {
         let class = self.layout.classes[layer.class as usize];
         Place {
-            slabs: self.table.as_ref().map_or(0, |(memory, _)| memory.address()),
+            slabs: self
+                .table
+                .as_ref()
+                .map_or(0, |(memory, _)| memory.address()),
             pages,
             page_bytes: self.layout.page_bytes(layer.class) as u64,
             per_slab: self.per_slab() as u32,
@@ -104,12 +115,22 @@ impl Kv {
     }
 
     /// Address and length of the first `rows` rows of each half of each layer of a page, in canonical order.
-    fn stretches(&self, class: PageClass, page: PageId, rows: usize) -> impl Iterator<Item = (u64, usize)> + use<> {
+    fn stretches(
+        &self,
+        class: PageClass,
+        page: PageId,
+        rows: usize,
+    ) -> impl Iterator<Item = (u64, usize)> + use<> {
         let layout = self.layout.classes[class as usize];
         let (slab, index) = self.layout.locate(page);
         let start = self.slabs[slab].address() + (index * self.layout.page_bytes(class)) as u64;
         let row_bytes = layout.n_head_kv * layout.head_dim * self.layout.ty.bytes();
-        let stretch = move |half| (start + (half * PAGE_ROWS * row_bytes) as u64, rows * row_bytes);
+        let stretch = move |half| {
+            (
+                start + (half * PAGE_ROWS * row_bytes) as u64,
+                rows * row_bytes,
+            )
+        };
         (0..2 * layout.n_layer).map(stretch)
     }
 
@@ -158,7 +179,9 @@ impl Kv {
         to: PageId,
         rows: usize,
     ) -> Result<(), DeviceError> {
-        let pairs = self.stretches(class, from, rows).zip(self.stretches(class, to, rows));
+        let pairs = self
+            .stretches(class, from, rows)
+            .zip(self.stretches(class, to, rows));
         for ((from, len), (to, _)) in pairs {
             stream.copy(to, from, len)?;
         }

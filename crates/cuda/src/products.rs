@@ -17,6 +17,15 @@ use std::sync::Arc;
 /// Threads of a block: a warp for each of four segments.
 const THREADS: u32 = 128;
 
+/// The kernel for many columns: threads, stages, rows and columns of a block; kernels/products.cu has the same.
+const GEMM_THREADS: u32 = 512;
+const GEMM_STAGES: u32 = 3;
+const GEMM_TILES: u32 = 8;
+const GEMM_COLUMNS: u32 = 64;
+
+/// From more columns than this on it is worth while: below, half of its columns would be empty.
+const FEW_COLUMNS: u32 = 32;
+
 /// Slots of a warp's ring; kernels/products.cu has the same.
 const SLOTS: u32 = 2;
 
@@ -37,11 +46,12 @@ functions!(ProductFunctions {
 #[derive(Clone, Copy)]
 struct Tile {
     function: Function,
+    threads: u32,
     columns: u32,
-    /// Tiles of 16 rows that a warp takes together.
+    /// Tiles of 16 rows that are taken together.
     n_tiles: u32,
     shared: u32,
-    /// Blocks of threads that the device holds.
+    /// Blocks of threads that the device holds; they take tiles in turn. 0: a block for every tile.
     resident: u32,
 }
 
@@ -50,7 +60,8 @@ pub(crate) struct ProductKernels {
     narrow: Tile,
     two: Tile,
     wide: Tile,
-    many: Tile,
+    several: Tile,
+    many: Option<Tile>,
     pub(crate) pack_tiles: Function,
     pub(crate) embed: Function,
     /// Keeps the functions loaded.
@@ -58,7 +69,11 @@ pub(crate) struct ProductKernels {
 }
 
 impl ProductKernels {
-    pub(crate) fn load(context: &Arc<Context>, kernels: &mut Kernels, ty: TensorType) -> Result<ProductKernels, Error> {
+    pub(crate) fn load(
+        context: &Arc<Context>,
+        kernels: &mut Kernels,
+        ty: TensorType,
+    ) -> Result<ProductKernels, Error> {
         let functions = ProductFunctions::load(context, kernels, Program::Products(ty))?;
         let unit = if ty.block_len() == 256 { 1 } else { 4 };
         let slot_bytes = 16 * ty.block_bytes() as u32 * unit;
@@ -68,17 +83,33 @@ impl ProductKernels {
             let shared = rings + 2 * 4 * n_tiles * 16 * columns * 4 + 4 * SLOTS * 8;
             Ok(Tile {
                 function,
+                threads: THREADS,
                 columns,
                 n_tiles,
                 shared,
                 resident: function.resident(context, THREADS, shared)?,
             })
         };
+        let shared = gemm_shared_bytes(slot_bytes);
+        let has_gemm =
+            ty.block_len() == 256 && context.capability.0 >= 9 && shared <= context.shared_bytes;
+        let many = match has_gemm {
+            false => None,
+            true => Some(Tile {
+                function: functions.module.function("multiply_64")?,
+                threads: GEMM_THREADS,
+                columns: GEMM_COLUMNS,
+                n_tiles: GEMM_TILES,
+                shared,
+                resident: 0,
+            }),
+        };
         Ok(ProductKernels {
             narrow: tile(functions.multiply_8, 8, 1)?,
             two: tile(functions.multiply_16, 16, 1)?,
             wide: tile(functions.multiply_16_wide, 16, 2)?,
-            many: tile(functions.multiply_32, 32, 2)?,
+            several: tile(functions.multiply_32, 32, 2)?,
+            many,
             pack_tiles: functions.pack_tiles,
             embed: functions.embed,
             _functions: functions,
@@ -91,9 +122,17 @@ impl ProductKernels {
             0..=8 => self.narrow,
             9..=16 if n_rows >= WIDE_ROWS => self.wide,
             9..=16 => self.two,
-            _ => self.many,
+            _ if n_columns > FEW_COLUMNS => self.many.unwrap_or(self.several),
+            _ => self.several,
         }
     }
+}
+
+/// Stages of tiles, codes, digits and scales; sums of the segments before; two barriers a stage.
+fn gemm_shared_bytes(tile_bytes: u32) -> u32 {
+    let stage = GEMM_TILES * tile_bytes + GEMM_COLUMNS * (256 + 32 + 4);
+    let totals = 16 * GEMM_THREADS * 4;
+    (GEMM_STAGES * stage + totals + 2 * 8 * GEMM_STAGES).next_multiple_of(128)
 }
 
 /// Kind of an int8 form, as kernels/common.cuh numbers them; 0 is none.
@@ -160,7 +199,11 @@ impl Epilogue {
 
 /// The kind of form that weights of this encoding want.
 fn kind_of(ty: TensorType) -> u32 {
-    if ty.block_len() == 256 { PER_256 } else { PER_32 }
+    if ty.block_len() == 256 {
+        PER_256
+    } else {
+        PER_32
+    }
 }
 
 impl Cuda {
@@ -172,7 +215,12 @@ impl Cuda {
     }
 
     /// Room for a form of `kind`.
-    fn form(&mut self, kind: u32, cols: usize, n_columns: usize) -> Result<Activations, DeviceError> {
+    fn form(
+        &mut self,
+        kind: u32,
+        cols: usize,
+        n_columns: usize,
+    ) -> Result<Activations, DeviceError> {
         let (codes, digits, scales) = match kind {
             PER_256 => (cols, cols / 8, cols / 64),
             _ => (cols, 0, cols / 8),
@@ -186,11 +234,18 @@ impl Cuda {
             // The work so far may still use what is freed here.
             self.stream.finish()?;
             form.memory = None;
-            form.memory = Some(Memory::new(&self.context, "int8 activations", bytes as usize)?);
+            form.memory = Some(Memory::new(
+                &self.context,
+                "int8 activations",
+                bytes as usize,
+            )?);
             form.of = (0, 0);
             self.forget_recordings();
         }
-        let start = self.forms[kind as usize - 1].memory.as_ref().map_or(0, Memory::address);
+        let start = self.forms[kind as usize - 1]
+            .memory
+            .as_ref()
+            .map_or(0, Memory::address);
         Ok(Activations {
             codes: start,
             digits: start + part(codes),
@@ -300,10 +355,13 @@ impl Cuda {
             };
         }
         let n_groups = form.n_columns.div_ceil(tile.columns);
-        let workers = end.min((tile.resident / n_groups).max(1));
+        let workers = match tile.resident {
+            0 => end,
+            resident => end.min((resident / n_groups).max(1)),
+        };
         let grid = Grid {
             blocks: [n_groups, workers, 1],
-            threads: THREADS,
+            threads: tile.threads,
             shared: tile.shared,
         };
         let is_late = u32::from(n_groups * workers < tile.resident);
@@ -322,7 +380,10 @@ impl Cuda {
         let Layout::Rows(element) = w.layout else {
             unreachable!("tiles have integer kernels");
         };
-        let loaded = self.float_kernels(element).map(|f| f.dot).map_err(DeviceError::from);
+        let loaded = self
+            .float_kernels(element)
+            .map(|f| f.dot)
+            .map_err(DeviceError::from);
         let Some(function) = self.note(loaded) else {
             return;
         };
@@ -337,7 +398,14 @@ impl Cuda {
         self.launch(
             function,
             grid,
-            arguments![y.address(), w.memory.address(), x.address(), n_out, n, n_columns],
+            arguments![
+                y.address(),
+                w.memory.address(),
+                x.address(),
+                n_out,
+                n,
+                n_columns
+            ],
         );
         if epilogue.is_on > 0 {
             self.softcap_rows(y, epilogue);
@@ -355,7 +423,11 @@ impl Cuda {
         } = epilogue;
         let function = self.rows.softcap;
         let grid = self.elements(n);
-        self.launch(function, grid, arguments![x.address(), scale, cap, has_cap, n]);
+        self.launch(
+            function,
+            grid,
+            arguments![x.address(), scale, cap, has_cap, n],
+        );
     }
 
     /// A thread an element, or several where there are many.

@@ -40,7 +40,8 @@ struct Largest {
 impl Largest {
     /// From the 16 bytes of kernels/select.cu.
     fn read(bytes: &[u8; 16]) -> Largest {
-        let word = |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        let word =
+            |i: usize| u32::from_le_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
         Largest {
             token: !word(0),
             logit: f32::from_bits(word(8)),
@@ -73,7 +74,11 @@ fn grid(n_chunks: usize, n_rows: usize) -> Grid {
 
 impl Cuda {
     /// Answers `want`, one for each row of `logits`.
-    pub(crate) fn select_rows(&mut self, logits: &Buf, want: &[Want]) -> Result<Outputs, DeviceError> {
+    pub(crate) fn select_rows(
+        &mut self,
+        logits: &Buf,
+        want: &[Want],
+    ) -> Result<Outputs, DeviceError> {
         self.context.bind()?;
         let rows = Rows {
             address: logits.address(),
@@ -94,7 +99,15 @@ impl Cuda {
             1..=MAX_TOP => self.top(rows, k)?,
             _ => Vec::new(),
         };
-        let is_summed = |w: &Want| matches!(w, Want::TopK { logsumexp: true, .. });
+        let is_summed = |w: &Want| {
+            matches!(
+                w,
+                Want::TopK {
+                    logsumexp: true,
+                    ..
+                }
+            )
+        };
         let sums = match want.iter().any(is_summed) {
             true => self.exponentials(rows, &table)?,
             false => Vec::new(),
@@ -102,13 +115,19 @@ impl Cuda {
         let row_bytes = rows.n_vocab * size_of::<f32>();
         let mut answers = Outputs::with_capacity(rows.n);
         for (r, (want, largest)) in want.iter().zip(&largest).enumerate() {
-            let Largest { token, logit, not_finite } = *largest;
+            let Largest {
+                token,
+                logit,
+                not_finite,
+            } = *largest;
             if not_finite != u32::MAX {
                 answers.push(RowOutput::NonFinite { token: not_finite });
                 continue;
             }
             let whole = |be: &Cuda| -> Result<Vec<f32>, DeviceError> {
-                let bytes = be.stream.download(rows.address + (r * row_bytes) as u64, row_bytes)?;
+                let bytes = be
+                    .stream
+                    .download(rows.address + (r * row_bytes) as u64, row_bytes)?;
                 Ok(floats(&bytes))
             };
             answers.push(match *want {
@@ -159,7 +178,12 @@ impl Cuda {
         );
         self.take_failure()?;
         let bytes = self.stream.download(table.address(), 16 * rows.n)?;
-        Ok(bytes.as_chunks::<16>().0.iter().map(Largest::read).collect())
+        Ok(bytes
+            .as_chunks::<16>()
+            .0
+            .iter()
+            .map(Largest::read)
+            .collect())
     }
 
     /// The `k` largest logits of each row, row after row.
@@ -202,7 +226,11 @@ impl Cuda {
         self.take_failure()?;
         let keys = self.stream.download(keys.address(), 8 * k * rows.n)?;
         let logits = self.stream.download(logits.address(), 4 * k * rows.n)?;
-        let tokens = keys.as_chunks::<8>().0.iter().map(|key| !(u64::from_le_bytes(*key) as u32));
+        let tokens = keys
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|key| !(u64::from_le_bytes(*key) as u32));
         Ok(tokens.zip(floats(&logits)).collect())
     }
 
@@ -235,11 +263,21 @@ impl Cuda {
         );
         self.take_failure()?;
         let bytes = self.stream.download(sums.address(), 8 * rows.n)?;
-        Ok(bytes.as_chunks::<8>().0.iter().map(|sum| f64::from_le_bytes(*sum)).collect())
+        Ok(bytes
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|sum| f64::from_le_bytes(*sum))
+            .collect())
     }
 }
 
 /// The f32 of little-endian bytes.
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+    bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|x| f32::from_le_bytes(*x))
+        .collect()
 }

@@ -62,11 +62,22 @@ impl StepBuffer {
             if r > 0 && step.rows[r - 1].seq != row.seq {
                 start = r;
             }
-            let same = step.rows[start..].iter().take_while(|other| other.seq == row.seq);
+            let same = step.rows[start..]
+                .iter()
+                .take_while(|other| other.seq == row.seq);
             let Input::Token(token) = row.input;
             let [full, sliding, drafter] = tables[row.seq as usize];
             let n_own = same.count() as u32;
-            for word in [token, row.pos, row.seq, start as u32, n_own, full, sliding, drafter] {
+            for word in [
+                token,
+                row.pos,
+                row.seq,
+                start as u32,
+                n_own,
+                full,
+                sliding,
+                drafter,
+            ] {
                 put(word);
             }
         }
@@ -76,7 +87,11 @@ impl StepBuffer {
             }
         }
         let padding = std::iter::repeat_n(NONE, room.wanted - step.wanted.len());
-        step.wanted.iter().copied().chain(padding).for_each(&mut put);
+        step.wanted
+            .iter()
+            .copied()
+            .chain(padding)
+            .for_each(&mut put);
         let pages = step.pages.iter().flatten().flatten();
         pages.for_each(|page| put(page.map_or(NONE, |page| page.0)));
         let used = (room.words() - room.pages + n_pages) * 4;
@@ -85,7 +100,12 @@ impl StepBuffer {
     }
 
     /// Makes room. Gives whether the buffer moved.
-    fn reserve(&mut self, context: &Arc<Context>, shape: Shape, n_pages: usize) -> Result<bool, DeviceError> {
+    fn reserve(
+        &mut self,
+        context: &Arc<Context>,
+        shape: Shape,
+        n_pages: usize,
+    ) -> Result<bool, DeviceError> {
         let needed = Room {
             rows: shape.rows.max(self.room.rows).max(1),
             wanted: shape.wanted.max(self.room.wanted).max(1),
@@ -106,7 +126,9 @@ impl StepBuffer {
     }
 
     fn address(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |(memory, _)| memory.address())
+        self.memory
+            .as_ref()
+            .map_or(0, |(memory, _)| memory.address())
     }
 
     /// Where the rows lie.
@@ -132,7 +154,10 @@ fn table_starts(step: &Step) -> Vec<[u32; 3]> {
         at += table.len() as u32;
         at - table.len() as u32
     };
-    step.pages.iter().map(|tables| [&tables[0], &tables[1], &tables[2]].map(&mut start)).collect()
+    step.pages
+        .iter()
+        .map(|tables| [&tables[0], &tables[1], &tables[2]].map(&mut start))
+        .collect()
 }
 
 /// States that attention keeps of a row at most: blocks of keys of a short context, segments of a long one, and one for

@@ -7,8 +7,8 @@
 
 use crate::compile::{self, Element};
 use crate::device::Cuda;
-use crate::driver::{Grid, Memory, Pinned};
 use crate::device::arguments;
+use crate::driver::{Grid, Memory, Pinned};
 use gguf::{TensorType, TensorView, quant};
 use model::DeviceError;
 
@@ -115,7 +115,13 @@ impl Cuda {
     }
 
     /// Rows of blocks, laid out anew on the device.
-    fn upload_tiles(&mut self, ty: TensorType, cols: usize, n_rows: usize, data: &[u8]) -> Result<Memory, DeviceError> {
+    fn upload_tiles(
+        &mut self,
+        ty: TensorType,
+        cols: usize,
+        n_rows: usize,
+        data: &[u8],
+    ) -> Result<Memory, DeviceError> {
         let pack = self.product_kernels(ty)?.pack_tiles;
         let n_blocks = cols / ty.block_len();
         let row_bytes = n_blocks * ty.block_bytes();
@@ -138,7 +144,14 @@ impl Cuda {
             self.launch_alone(
                 pack,
                 grid,
-                arguments![memory.address(), staged, first_row, n_rows, n_blocks, end_row],
+                arguments![
+                    memory.address(),
+                    staged,
+                    first_row,
+                    n_rows,
+                    n_blocks,
+                    end_row
+                ],
             );
             self.stream.finish()?;
             first = end;
@@ -148,7 +161,13 @@ impl Cuda {
     }
 
     /// Rows of any encoding, decoded to f32 here.
-    fn upload_decoded(&mut self, ty: TensorType, cols: usize, n_rows: usize, data: &[u8]) -> Result<Memory, DeviceError> {
+    fn upload_decoded(
+        &mut self,
+        ty: TensorType,
+        cols: usize,
+        n_rows: usize,
+        data: &[u8],
+    ) -> Result<Memory, DeviceError> {
         let decode = quant::decoder(ty);
         let memory = Memory::new(&self.context, "weights", n_rows * cols * 4)?;
         let row_bytes = data.len() / n_rows.max(1);
@@ -173,7 +192,8 @@ impl Cuda {
     fn upload(&mut self, to: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         for (i, part) in bytes.chunks(STAGING_BYTES).enumerate() {
             let staged = self.stage(part)?;
-            self.stream.copy(to + (i * STAGING_BYTES) as u64, staged, part.len())?;
+            self.stream
+                .copy(to + (i * STAGING_BYTES) as u64, staged, part.len())?;
             self.stream.finish()?;
         }
         Ok(())
@@ -192,7 +212,8 @@ impl Cuda {
         }
         let staging = self.staging.as_mut().expect("just made");
         staging.pinned.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.stream.upload(staging.memory.address(), &staging.pinned, bytes.len())?;
+        self.stream
+            .upload(staging.memory.address(), &staging.pinned, bytes.len())?;
         Ok(staging.memory.address())
     }
 }

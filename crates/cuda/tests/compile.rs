@@ -38,7 +38,11 @@ fn every_kernel_compiles() {
         for program in Program::all() {
             let cubin = compiler.compile(program, architecture);
             let cubin = cubin.unwrap_or_else(|e| panic!("{e}"));
-            assert!(cubin.starts_with(b"\x7fELF"), "{} is no cubin", program.name());
+            assert!(
+                cubin.starts_with(b"\x7fELF"),
+                "{} is no cubin",
+                program.name()
+            );
         }
     }
 }
@@ -62,5 +66,8 @@ fn an_unknown_architecture_is_named() {
 fn a_missing_compiler_is_named() {
     let path = Path::new("/nowhere/libnvrtc.so");
     let error = Compiler::load(Some(path)).err().expect("no such file");
-    assert!(error.to_string().contains("/nowhere/libnvrtc.so"), "{error}");
+    assert!(
+        error.to_string().contains("/nowhere/libnvrtc.so"),
+        "{error}"
+    );
 }

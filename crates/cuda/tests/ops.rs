@@ -50,7 +50,13 @@ fn wide_heads() {
         ..ODD
     };
     check(wide, KvType::F16);
-    check(Shape { n_rows: 150, ..wide }, KvType::F16);
+    check(
+        Shape {
+            n_rows: 150,
+            ..wide
+        },
+        KvType::F16,
+    );
     let narrow = Shape {
         head_dim: 72,
         n_head: 36,
@@ -96,7 +102,10 @@ fn assert_answer(found: &RowOutput, expected: &RowOutput, what: &str) {
         (&mut found, &mut expected)
         && let (Some(x), Some(y)) = (&a, &b)
     {
-        assert!(x.to_bits().abs_diff(y.to_bits()) <= 1, "{what}: {x} instead of {y}");
+        assert!(
+            x.to_bits().abs_diff(y.to_bits()) <= 1,
+            "{what}: {x} instead of {y}"
+        );
         (*a, *b) = (None, None);
     }
     assert_eq!(found, expected, "{what}");
@@ -134,11 +143,22 @@ fn select_is_the_specification() {
             for (r, (found, row)) in found.iter().zip(values.chunks(n_vocab)).enumerate() {
                 let what = format!("row {r} of {n_vocab}, {want:?}");
                 assert_answer(found, &model::select(row, want), &what);
-                assert_eq!(matches!(found, RowOutput::NonFinite { .. }), r >= 4, "{what}");
+                assert_eq!(
+                    matches!(found, RowOutput::NonFinite { .. }),
+                    r >= 4,
+                    "{what}"
+                );
             }
         }
         // Different questions in one call.
-        let want = [Want::Full, top(3, true), Want::Argmax, top(40, false), Want::Argmax, Want::Full];
+        let want = [
+            Want::Full,
+            top(3, true),
+            Want::Argmax,
+            top(40, false),
+            Want::Argmax,
+            Want::Full,
+        ];
         let found = be.select(&buf, &want).expect("an answer");
         for ((found, row), want) in found.iter().zip(values.chunks(n_vocab)).zip(want) {
             assert_answer(found, &model::select(row, want), &format!("{want:?}"));
@@ -158,7 +178,11 @@ fn a_cap_keeps_what_is_not_finite() {
     assert_eq!(found[1..3], [inf, -inf]);
     assert!(found[3].is_nan());
     assert_eq!(found[4..6], [inf, -inf]);
-    assert!((found[0] - 20.0 * 0.1f32.tanh()).abs() < 1e-5, "{}", found[0]);
+    assert!(
+        (found[0] - 20.0 * 0.1f32.tanh()).abs() < 1e-5,
+        "{}",
+        found[0]
+    );
     assert_eq!(found[6], 0.0);
     assert!(found[7] > -20.0 && found[7] < -19.98, "{}", found[7]);
 }

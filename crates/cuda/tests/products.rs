@@ -29,14 +29,18 @@ fn step(tokens: impl Iterator<Item = u32>) -> Step {
 
 /// All NaN are one.
 fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() }).collect()
+    x.iter()
+        .map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() })
+        .collect()
 }
 
 /// Products of the rows of `x` with `w`, in one pass.
 fn product<B: Backend>(be: &mut B, w: &TensorView, cols: usize, x: &[f32]) -> Vec<f32> {
     let n = x.len() / cols;
     be.step(&step(0..n as u32)).expect("a step");
-    let table = be.load(&tensor("x", TensorType::F32, cols, n, x)).expect("a table");
+    let table = be
+        .load(&tensor("x", TensorType::F32, cols, n, x))
+        .expect("a table");
     let n_out = w.shape[1] as usize;
     let w = be.load(w).expect("a matrix");
     let mut input = be.alloc(RowSet::All, cols).expect("memory");
@@ -57,7 +61,11 @@ fn check(be: &mut cuda::Cuda, w: &TensorView, cols: usize, x: &[f32]) {
     }
 }
 
-fn check_random(be: &mut cuda::Cuda, ty: TensorType, (n_rows, n_blocks, n_x): (usize, usize, usize)) {
+fn check_random(
+    be: &mut cuda::Cuda,
+    ty: TensorType,
+    (n_rows, n_blocks, n_x): (usize, usize, usize),
+) {
     let mut random = Random(n_rows as u64 * 1000 + n_x as u64);
     let cols = n_blocks * ty.block_len();
     let weights = random_weights(ty, n_rows, cols, &mut random);
@@ -72,7 +80,15 @@ fn every_encoding_and_row_count() {
         for n_x in [1, 2, 3, 8, 9, 16, 17, 32, 64, 128, 512] {
             check_random(&mut be, ty, (40, 6, n_x));
         }
-        for (n_rows, n_blocks) in [(16, 1), (1, 2), (17, 3), (31, 9), (64, 4), (100, 13), (200, 26)] {
+        for (n_rows, n_blocks) in [
+            (16, 1),
+            (1, 2),
+            (17, 3),
+            (31, 9),
+            (64, 4),
+            (100, 13),
+            (200, 26),
+        ] {
             check_random(&mut be, ty, (n_rows, n_blocks, 3));
         }
     }
@@ -93,8 +109,20 @@ fn large_matrices() {
 #[test]
 fn floats() {
     let mut be = device();
-    for ty in [TensorType::F32, TensorType::F16, TensorType::BF16, TensorType::F64] {
-        for (n_rows, cols, n_x) in [(1, 1, 1), (5, 15, 2), (16, 16, 9), (7, 129, 4), (12, 64, 17), (300, 1000, 40)] {
+    for ty in [
+        TensorType::F32,
+        TensorType::F16,
+        TensorType::BF16,
+        TensorType::F64,
+    ] {
+        for (n_rows, cols, n_x) in [
+            (1, 1, 1),
+            (5, 15, 2),
+            (16, 16, 9),
+            (7, 129, 4),
+            (12, 64, 17),
+            (300, 1000, 40),
+        ] {
             check_random(&mut be, ty, (n_rows, cols, n_x));
         }
     }
@@ -173,7 +201,10 @@ fn rows_are_decoded() {
     let mut be = device();
     let mut random = Random(5);
     for &ty in TensorType::ALL {
-        if matches!(ty, TensorType::I8 | TensorType::I16 | TensorType::I32 | TensorType::I64) {
+        if matches!(
+            ty,
+            TensorType::I8 | TensorType::I16 | TensorType::I32 | TensorType::I64
+        ) {
             continue;
         }
         let (n_rows, cols) = (45, 3 * ty.block_len().max(11));
@@ -197,7 +228,12 @@ fn rows_are_decoded() {
 #[test]
 fn integer_tensors_are_refused() {
     let mut be = device();
-    for ty in [TensorType::I8, TensorType::I16, TensorType::I32, TensorType::I64] {
+    for ty in [
+        TensorType::I8,
+        TensorType::I16,
+        TensorType::I32,
+        TensorType::I64,
+    ] {
         let error = be.load(&view(ty, 4, &vec![0; 4 * ty.block_bytes()])).err();
         let error = error.expect("an error").to_string();
         assert!(error.contains("type I"), "{error}");

@@ -32,7 +32,11 @@ fn check(file: &Gguf, kv: KvType, tokens: &[u32]) {
     assert_eq!(found, none, "fused operations");
     // The kernels follow the CPU backend in every operation, so its logits are the same bits.
     let on_cpu = Lab::new(cpu(Isa::detect(), 2), file, kv).in_chunks(tokens, 512);
-    assert_eq!(first_difference(&expected, &on_cpu), None, "against the CPU");
+    assert_eq!(
+        first_difference(&expected, &on_cpu),
+        None,
+        "against the CPU"
+    );
 }
 
 #[test]
@@ -95,15 +99,35 @@ fn drafts_do_not_depend_on_the_route() {
     );
     let (logits, drafts) = with_drafter(device(), files, 512);
     let without = Lab::new(device(), files.0, KvType::F16).in_chunks(&made_up(300), 512);
-    assert_eq!(first_difference(&logits, &without), None, "beside a drafter");
+    assert_eq!(
+        first_difference(&logits, &without),
+        None,
+        "beside a drafter"
+    );
     for chunk in [7, 64, 100] {
         let (found, again) = with_drafter(device(), files, chunk);
-        assert_eq!(first_difference(&found, &logits), None, "logits: chunks of {chunk}");
-        assert_eq!(first_difference(&again, &drafts), None, "drafts: chunks of {chunk}");
+        assert_eq!(
+            first_difference(&found, &logits),
+            None,
+            "logits: chunks of {chunk}"
+        );
+        assert_eq!(
+            first_difference(&again, &drafts),
+            None,
+            "drafts: chunks of {chunk}"
+        );
     }
     let (found, again) = with_drafter(cpu(Isa::Scalar, 2), files, 64);
-    assert_eq!(first_difference(&found, &logits), None, "logits against the CPU");
-    assert_eq!(first_difference(&again, &drafts), None, "drafts against the CPU");
+    assert_eq!(
+        first_difference(&found, &logits),
+        None,
+        "logits against the CPU"
+    );
+    assert_eq!(
+        first_difference(&again, &drafts),
+        None,
+        "drafts against the CPU"
+    );
 }
 
 /// Both sides of the position where segments become longer, on both routes.
@@ -121,7 +145,12 @@ fn long_contexts() {
                     let found = bench.attend(&rows, window);
                     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                         let same = bits(found) == bits(expected);
-                        assert!(same, "row {} of {} rows, window {window:?}", rows[i], rows.len());
+                        assert!(
+                            same,
+                            "row {} of {} rows, window {window:?}",
+                            rows[i],
+                            rows.len()
+                        );
                     }
                 }
             }
@@ -138,7 +167,12 @@ fn near_the_oracle_with_f32_activations() {
 
 #[test]
 fn near_the_oracle_with_integer_activations() {
-    for (name, kind) in [("nano", "q8_0"), ("kq", "q4km"), ("kq", "iq3mix"), ("kq", "zoo")] {
+    for (name, kind) in [
+        ("nano", "q8_0"),
+        ("kq", "q4km"),
+        ("kq", "iq3mix"),
+        ("kq", "zoo"),
+    ] {
         check_golden(device(), (name, kind), f64::INFINITY, 0.12);
     }
 }

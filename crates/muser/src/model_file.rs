@@ -317,11 +317,9 @@ impl LoadArgs {
                 file,
                 room,
             )?)),
-            Device::Cuda(ordinal) => Ok(Box::new(self.load_sized_on(
-                cuda(ordinal)?,
-                file,
-                room,
-            )?)),
+            Device::Cuda(ordinal) => {
+                Ok(Box::new(self.load_sized_on(cuda(ordinal)?, file, room)?))
+            }
             Device::Reference => Ok(Box::new(self.load_sized_on(
                 Reference::new(),
                 file,
@@ -353,7 +351,9 @@ impl LoadArgs {
             };
             match self.device {
                 Device::Cuda(_) => {}
-                Device::Cpu | Device::Reference => self.memory.warn_if_short(file, options.kv_bytes),
+                Device::Cpu | Device::Reference => {
+                    self.memory.warn_if_short(file, options.kv_bytes)
+                }
             }
             Model::load_as(be, &file.gguf, config, options)
         };

@@ -47,7 +47,11 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
     if !options.tests_only {
         let build = ["build", "--release", "--package", "muser"];
         command::run(&mut command::command(root, "cargo", &build))?;
-        strip(root, &root.join("target/release/muser"), &bundle.join("muser"))?;
+        strip(
+            root,
+            &root.join("target/release/muser"),
+            &bundle.join("muser"),
+        )?;
     }
     fs::copy(root.join(RUN), bundle.join("run.sh"))?;
     fs::write(bundle.join("root"), root.to_string_lossy().as_bytes())?;
@@ -60,7 +64,11 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
         return Ok(());
     }
     fs::create_dir_all(root.join("receipts"))?;
-    command::run(&mut command::command(root, "sh", &[&script, "receipts/gpu.json"]))
+    command::run(&mut command::command(
+        root,
+        "sh",
+        &[&script, "receipts/gpu.json"],
+    ))
 }
 
 /// The test programs of the crate `cuda` that need a GPU, with their names.
@@ -85,9 +93,11 @@ fn programs(messages: &str) -> Outcome<Vec<(String, PathBuf)>> {
         let message: Value = serde_json::from_str(line)?;
         let target = &message["target"];
         let is_gpu = target["required-features"] == serde_json::json!(["gpu"]);
-        if let (true, Some(program), Some(name)) =
-            (is_gpu, message["executable"].as_str(), target["name"].as_str())
-        {
+        if let (true, Some(program), Some(name)) = (
+            is_gpu,
+            message["executable"].as_str(),
+            target["name"].as_str(),
+        ) {
             found.push((name.to_owned(), program.into()));
         }
     }

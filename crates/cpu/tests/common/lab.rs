@@ -250,7 +250,11 @@ pub fn text() -> Vec<u32> {
 }
 
 /// Logits of the last rows and a draft after them.
-pub fn with_drafter(be: impl Backend, (file, drafter): (&Gguf, &Gguf), chunk: usize) -> (Logits, Logits) {
+pub fn with_drafter(
+    be: impl Backend,
+    (file, drafter): (&Gguf, &Gguf),
+    chunk: usize,
+) -> (Logits, Logits) {
     let mut lab = Lab::new(be, file, KvType::F16);
     let attached = lab.model.attach_drafter(drafter, WindowConvention::Below);
     attached.expect("a drafter that fits");

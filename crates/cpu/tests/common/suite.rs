@@ -5,9 +5,7 @@ use super::{Noise, tensor};
 use gguf::TensorType;
 use model::backend::{Attention, BlockAttention, BlockWindow, KvLayer, RowSet};
 use model::kv::{ClassLayout, KvLayout};
-use model::{
-    Backend, Input, KvType, PageClass, PageId, Pairing, Rope, RopeScaling, Row, Step,
-};
+use model::{Backend, Input, KvType, PageClass, PageId, Pairing, Rope, RopeScaling, Row, Step};
 
 /// Sizes of a suite.
 #[derive(Clone, Copy, Debug)]
