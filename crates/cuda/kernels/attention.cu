@@ -368,32 +368,100 @@ ATTEND(attend_split_wide, 4, 128, 2, true, 2)
 ATTEND(attend_whole, 16, 256, 1, false, 2)
 ATTEND(attend_whole_wide, 16, 256, 2, false, 1)
 
+// How a state joins what was there: fmaf(there, old, state * fresh); an `old` below 0 marks the first, taken as it is.
+struct Join {
+    float old, fresh;
+
+    __device__ __forceinline__ float operator()(float there, float state) const {
+        return old < 0.0f ? state : fmaf(there, old, state * fresh);
+    }
+};
+DEV Join join_of(float max, float max_of_state, bool is_first) {
+    const float larger = max > max_of_state ? max : max_of_state;
+    return {is_first ? -1.0f : exp_of(max - larger), exp_of(max_of_state - larger)};
+}
+
+// How the units of a head join their segments and these the whole, and the sum; a warp, a lane a segment. The largest
+// score so far is a running maximum, so all exponentials are computed at once; only sums are chains.
+DEV float joins_of_head(Join* units, Join* segments, const float* states, u32 stride, const View& view, u32 n_segments) {
+    const u32 lane = threadIdx.x % 32, per_segment = view.segment_len / view.unit_len, skipped = view.first_unit % per_segment;
+    float max_so_far = -infinity(), total = 0.0f;
+    for (u32 s0 = 0; s0 < n_segments; s0 += 32) {
+        const u32 segment = s0 + lane;
+        // The pass's own rows are the last segment, if there are any.
+        const bool is_own = segment >= n_segments - (view.n_units - view.n_stored);
+        const u32 first = is_own ? view.n_stored : less(segment * per_segment, skipped);
+        const u32 end = segment >= n_segments ? first : is_own ? view.n_units : min(view.n_stored, (segment + 1) * per_segment - skipped);
+        float max = -infinity(), sum = 0.0f;
+        for (u32 unit = first; unit < end; unit++) {
+            const float* state = states + (size_t)unit * stride;
+            const Join join = join_of(max, state[0], unit == first);
+            units[unit] = join;
+            sum = join(sum, state[1]);
+            max = max > state[0] ? max : state[0];
+        }
+        float running = max;
+#pragma unroll
+        for (u32 o = 1; o < 32; o *= 2) {
+            const float below = __shfl_up_sync(ALL, running, o);
+            if (lane >= o) running = below > running ? below : running;
+        }
+        running = max_so_far > running ? max_so_far : running;
+        const float before = __shfl_up_sync(ALL, running, 1);
+        const Join join = join_of(lane ? before : max_so_far, max, segment == 0);
+        if (segment < n_segments) segments[segment] = join;
+        for (u32 i = 0; i < min(32, n_segments - s0); i++) {
+            const Join other = {__shfl_sync(ALL, join.old, i), __shfl_sync(ALL, join.fresh, i)};
+            total = other(total, __shfl_sync(ALL, sum, i));
+        }
+        max_so_far = __shfl_sync(ALL, running, 31);
+    }
+    return total;
+}
+
 // Merges the states of a row and divides; then, if there is a gate, multiplies by its sigmoid and leaves the int8 form
-// of the result. Grid: groups of 256 columns, rows; a thread a column.
+// of the result. Grid: groups of 256 columns, rows; a thread a column. Shared memory: joins of the heads in the group.
 extern "C" __global__ void __launch_bounds__(GROUP) merge_states(Job job, const float* gate, Activations a) {
+    extern __shared__ __align__(16) u8 joins[];
     __shared__ float group[GROUP];
-    const u32 r = blockIdx.y, cols = job.n_head * job.dim, c = blockIdx.x * GROUP + threadIdx.x;
-    const u32 head = min(c, cols - 1) / job.dim, d = min(c, cols - 1) % job.dim;
+    const u32 r = blockIdx.y, dim = job.dim, cols = job.n_head * dim, c = blockIdx.x * GROUP + threadIdx.x;
+    const u32 head0 = blockIdx.x * GROUP / dim, n_heads = (min(cols, (blockIdx.x + 1) * GROUP) - 1) / dim - head0 + 1;
+    Join* units = (Join*)joins;
+    Join* segments = units + n_heads * job.n_slots;
+    float* sums = (float*)(segments + n_heads * job.n_slots);
     const Row row = job.rows[r];
     const View view = view_of(job, row, r);
-    const u32 n_units = row.seq == NO_SEQUENCE ? 0 : view.n_units, per_segment = view.segment_len / view.unit_len;
+    const u32 per_segment = view.segment_len / view.unit_len, skipped = view.first_unit % per_segment;
+    const u32 n_segments = (view.n_stored ? (skipped + view.n_stored - 1) / per_segment + 1 : 0) + view.n_units - view.n_stored;
+    const u32 stride = 2 + dim;
+    const bool is_padding = row.seq == NO_SEQUENCE;
     wait_for_predecessor();
     let_dependents_start();
-    const float* from = job.states + ((size_t)r * job.n_head + head) * job.n_slots * (2 + job.dim);
-    State<1> total = State<1>::empty(), segment = State<1>::empty();
-#pragma unroll 4
-    for (u32 unit = 0; unit < n_units; unit++, from += 2 + job.dim) {
-        const State<1> part = {from[0], from[1], {from[2 + d]}};
-        segment.merge(part);
-        // The pass's own rows are a segment of their own.
-        const bool is_last = unit + 1 >= view.n_stored || (view.first_unit + unit + 1) % per_segment == 0;
-        if (is_last) total.merge(segment), segment = State<1>::empty();
+    const float* states = job.states + (size_t)r * job.n_head * job.n_slots * stride;
+    for (u32 h = threadIdx.x / 32; h < n_heads && !is_padding; h += GROUP / 32) {
+        const float* of_head = states + (size_t)(head0 + h) * job.n_slots * stride;
+        const float sum = joins_of_head(units + h * job.n_slots, segments + h * job.n_slots, of_head, stride, view, n_segments);
+        if (threadIdx.x % 32 == 0) sums[h] = sum;
     }
-    float x = n_units ? total.out[0] / total.sum : 0.0f;
-    if (gate && c < cols) x = x * sigmoid(gate[(size_t)r * cols + c]);
+    __syncthreads();
+    float x = 0.0f;
+    if (c < cols && !is_padding) {
+        const u32 head = c / dim, h = head - head0;
+        const float* from = states + (size_t)head * job.n_slots * stride + 2 + c % dim;
+        float segment = 0.0f;
+        u32 index = 0;
+#pragma unroll 8
+        for (u32 unit = 0; unit < view.n_units; unit++) {
+            segment = units[h * job.n_slots + unit](segment, from[(size_t)unit * stride]);
+            const bool is_last = unit + 1 >= view.n_stored || (skipped + unit + 1) % per_segment == 0;
+            if (is_last) x = segments[h * job.n_slots + index++](x, segment);
+        }
+        x = x / sums[h];
+        if (gate) x = x * sigmoid(gate[(size_t)r * cols + c]);
+    }
     if (c < cols) job.out[(size_t)r * cols + c] = x;
     if (a.kind == FLOATS) return;
-    group[threadIdx.x] = c < cols ? x : 0.0f;
+    group[threadIdx.x] = x;
     __syncthreads();
     if (threadIdx.x >= 32) return;
     float v[16];  // the upper half-warp repeats the lower one and stores nothing

@@ -340,10 +340,10 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 n_blocks, co
 }
 
 // ---- many columns ---------------------------------------------------------------------------------------------------
-// A block of sixteen warps owns 128 rows and 64 columns and walks all blocks of K; weights and activations come in three
-// stages of bulk copies. Sums of a segment lie in registers, sums of the segments before in shared memory.
+// Eight warps own 128 rows and 64 columns and walk all blocks of K; a ninth keeps three stages of weights and activations
+// on their way. Sums of a segment lie in registers, sums of the segments before in shared memory.
 #if BLOCK_LEN == 256
-constexpr u32 GEMM_TILES = 8, GEMM_COLUMNS = 64, GEMM_STAGES = 3, GEMM_THREADS = 512;
+constexpr u32 GEMM_TILES = 8, GEMM_COLUMNS = 64, GEMM_STAGES = 3, GEMM_WARPS = 8, GEMM_THREADS = (GEMM_WARPS + 1) * WARP;
 struct Stage {
     u8 tiles[GEMM_TILES][TILE_BYTES];
     u8 codes[4][GEMM_COLUMNS][64];
@@ -352,7 +352,7 @@ struct Stage {
 };
 struct __align__(128) GemmMemory {
     Stage stages[GEMM_STAGES];
-    float totals[16][GEMM_THREADS];
+    float totals[32][GEMM_WARPS * WARP];
     u64 full[GEMM_STAGES], empty[GEMM_STAGES];
 };
 
@@ -370,34 +370,37 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1)
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < GEMM_STAGES; i++) {
             barrier_init(shared_address(m.full + i), 1);
-            barrier_init(shared_address(m.empty + i), GEMM_THREADS / WARP);
+            barrier_init(shared_address(m.empty + i), GEMM_WARPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
     let_dependents_start();
     wait_for_predecessor();
-    auto ask = [&](u32 b) {  // one lane
-        Stage& stage = m.stages[b % GEMM_STAGES];
-        const u32 bar = shared_address(m.full + b % GEMM_STAGES);
-        barrier_expect(bar, n_tiles * TILE_BYTES + n * (256 + 32 + 4));
-        for (u32 i = 0; i < n_tiles; i++)
-            bulk_copy(shared_address(stage.tiles[i]), tiles + ((size_t)i * n_blocks + b) * TILE_BYTES, TILE_BYTES, bar);
-        const size_t at = (size_t)b * a.n_col + c0;
-        for (u32 p = 0; p < 4; p++)
-            bulk_copy(shared_address(stage.codes[p]), a.codes + (((size_t)b * 4 + p) * a.n_col + c0) * 64, n * 64, bar);
-        bulk_copy(shared_address(stage.digits), a.digits + at * 32, n * 32, bar);
-        bulk_copy(shared_address(stage.scales), a.scales + at, n * 4, bar);
-    };
-    if (threadIdx.x == 0)
-        for (u32 b = 0; b < min(GEMM_STAGES, n_blocks); b++) ask(b);
-    const u32 tile = warp % GEMM_TILES, column0 = warp / GEMM_TILES * 32;
-    float sum[1][4][4] = {};
+    if (warp == GEMM_WARPS) {
+        if (lane) return;
+        for (u32 b = 0; b < n_blocks; b++) {
+            const u32 i = b % GEMM_STAGES, bar = shared_address(m.full + i);
+            Stage& stage = m.stages[i];
+            if (b >= GEMM_STAGES) barrier_wait(shared_address(m.empty + i), b / GEMM_STAGES - 1 & 1);
+            barrier_expect(bar, n_tiles * TILE_BYTES + n * (256 + 32 + 4));
+            for (u32 k = 0; k < n_tiles; k++)
+                bulk_copy(shared_address(stage.tiles[k]), tiles + ((size_t)k * n_blocks + b) * TILE_BYTES, TILE_BYTES, bar);
+            const size_t at = (size_t)b * a.n_col + c0;
+            for (u32 p = 0; p < 4; p++)
+                bulk_copy(shared_address(stage.codes[p]), a.codes + (((size_t)b * 4 + p) * a.n_col + c0) * 64, n * 64, bar);
+            bulk_copy(shared_address(stage.digits), a.digits + at * 32, n * 32, bar);
+            bulk_copy(shared_address(stage.scales), a.scales + at, n * 4, bar);
+        }
+        return;
+    }
+    const u32 tile0 = warp % 4 * 2, column0 = warp / 4 * 32;
+    float sum[2][4][4] = {};
     u32 segment = 0;
     auto end_segment = [&]() {
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) {
-            float& s = sum[0][i / 4][i % 4];
+        for (u32 i = 0; i < 32; i++) {
+            float& s = sum[i / 16][i / 4 % 4][i % 4];
             float& total = m.totals[i][threadIdx.x];
             total = segment == 0 ? s : total + s;
             s = 0.0f;
@@ -418,20 +421,15 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1)
             const float2 dy = *(const float2*)(stage.scales + column + 2 * t);
             c.dy[i][0] = dy.x, c.dy[i][1] = dy.y;
         }
-        const u8* w[1] = {stage.tiles[tile]};
-        multiply_unit<4, 1>(w, c, 1, lane, sum);
+        const u8* w[2] = {stage.tiles[tile0], stage.tiles[tile0 + 1]};
+        multiply_unit<4, 2>(w, c, 1, lane, sum);
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(m.empty + b % GEMM_STAGES));
-        // The stage before is asked for again, not this one: the other warps may be a block behind.
-        if (threadIdx.x == 0 && b > 0 && b - 1 + GEMM_STAGES < n_blocks) {
-            barrier_wait(shared_address(m.empty + (b - 1) % GEMM_STAGES), (b - 1) / GEMM_STAGES & 1);
-            ask(b - 1 + GEMM_STAGES);
-        }
     }
     while (segment < SEGMENTS) end_segment();
 #pragma unroll
-    for (u32 i = 0; i < 16; i++) {
-        const u32 r = group * 128 + tile * 16 + g + i % 4 / 2 * 8, column = column0 + i / 4 * 8 + 2 * t + i % 2;
+    for (u32 i = 0; i < 32; i++) {
+        const u32 r = group * 128 + (tile0 + i / 16) * 16 + g + i % 4 / 2 * 8, column = column0 + i / 4 % 4 * 8 + 2 * t + i % 2;
         float y = m.totals[i][threadIdx.x];
         if (epilogue.is_on) y = softcap_of(y, epilogue.scale, epilogue.cap, epilogue.has_cap);
         if (r < part.n_out && column < n) part.y[(size_t)(c0 + column) * part.n_out + r] = y;

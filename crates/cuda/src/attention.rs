@@ -122,6 +122,13 @@ fn shared_bytes(dim: usize, queries: usize, element_bytes: usize) -> usize {
     rows + 4 * (queries * padded + queries * (BLOCK_KEYS + 1))
 }
 
+/// Bytes of shared memory of a merge: for each head in its columns two factors for every state and every segment, and a
+/// sum.
+fn joins_bytes(dim: usize, n_slots: usize) -> usize {
+    let n_heads = MERGED_COLUMNS as usize / dim + 2;
+    n_heads * (n_slots * 16 + 4)
+}
+
 impl Cuda {
     /// Can the device attend with heads of this width?
     pub(crate) fn check_head_dim(
@@ -221,7 +228,7 @@ impl Cuda {
             let grid = Grid {
                 blocks: [(q.cols as u32).div_ceil(MERGED_COLUMNS), rows as u32, 1],
                 threads: MERGED_COLUMNS,
-                shared: 0,
+                shared: joins_bytes(dim, self.n_slots) as u32,
             };
             self.pending = Some(Merge {
                 function: merge,

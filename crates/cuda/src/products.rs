@@ -18,7 +18,7 @@ use std::sync::Arc;
 const THREADS: u32 = 128;
 
 /// The kernel for many columns: threads, stages, rows and columns of a block; kernels/products.cu has the same.
-const GEMM_THREADS: u32 = 512;
+const GEMM_THREADS: u32 = 288;
 const GEMM_STAGES: u32 = 3;
 const GEMM_TILES: u32 = 8;
 const GEMM_COLUMNS: u32 = 64;
@@ -131,7 +131,7 @@ impl ProductKernels {
 /// Stages of tiles, codes, digits and scales; sums of the segments before; two barriers a stage.
 fn gemm_shared_bytes(tile_bytes: u32) -> u32 {
     let stage = GEMM_TILES * tile_bytes + GEMM_COLUMNS * (256 + 32 + 4);
-    let totals = 16 * GEMM_THREADS * 4;
+    let totals = 128 * GEMM_COLUMNS * 4;
     (GEMM_STAGES * stage + totals + 2 * 8 * GEMM_STAGES).next_multiple_of(128)
 }
 
