@@ -41,7 +41,16 @@ const ATTENTION: File = kernel!("attention.cu");
 const FLOATS: File = kernel!("floats.cu");
 const SELECT: File = kernel!("select.cu");
 const SHARED: File = kernel!("quant/shared.cuh");
+const TILES: File = kernel!("tiles.cuh");
+const PRODUCTS_OF_FORMAT: File = kernel!("products.cuh");
 const PRODUCTS: File = kernel!("products.cu");
+const PAIR: File = kernel!("pair.cu");
+
+/// Encodings that files mix in the projections of one input, and that share a launch there.
+const PAIRS: [(TensorType, TensorType); 2] = [
+    (TensorType::Q4_K, TensorType::Q6_K),
+    (TensorType::Q5_K, TensorType::Q6_K),
+];
 
 /// Block encodings with integer kernels.
 const FORMATS: [(TensorType, File); 12] = [
@@ -81,6 +90,8 @@ pub enum Program {
     Floats(Element),
     /// Products with block-encoded weights.
     Products(TensorType),
+    /// Products with weights of two encodings.
+    Pair(TensorType, TensorType),
     /// Reading logits back.
     Select,
 }
@@ -93,6 +104,7 @@ impl Program {
         all.extend([F32, F16].map(Program::Attention));
         all.extend([F32, F16, BF16].map(Program::Floats));
         all.extend(FORMATS.map(|(ty, _)| Program::Products(ty)));
+        all.extend(PAIRS.map(|(first, second)| Program::Pair(first, second)));
         all
     }
 
@@ -103,36 +115,66 @@ impl Program {
             Program::Attention(element) => format!("attention {element:?}"),
             Program::Floats(element) => format!("floats {element:?}"),
             Program::Products(ty) => format!("products {ty}"),
+            Program::Pair(first, second) => format!("products {first} {second}"),
             Program::Select => "select".into(),
         }
     }
 
-    /// Its text, each file behind a directive that names it in messages.
+    /// Its text.
     fn source(self) -> String {
-        let (files, define) = match self {
-            Program::Rows => (vec![COMMON, ROWS], None),
-            Program::Select => (vec![COMMON, SELECT], None),
-            Program::Attention(element) => {
-                (vec![COMMON, ATTENTION], Some(("ELEMENT", element as usize)))
-            }
-            Program::Floats(element) => (vec![COMMON, FLOATS], Some(("ELEMENT", element as usize))),
+        let element = |element: Element| format!("#define ELEMENT {}\n", element as usize);
+        let block_len = |ty: TensorType| format!("#define BLOCK_LEN {}\n", ty.block_len());
+        match self {
+            Program::Rows => joined(&[COMMON, ROWS]),
+            Program::Select => joined(&[COMMON, SELECT]),
+            Program::Attention(of) => element(of) + &joined(&[COMMON, ATTENTION]),
+            Program::Floats(of) => element(of) + &joined(&[COMMON, FLOATS]),
             Program::Products(ty) => {
-                let format = FORMATS.iter().find(|(of, _)| *of == ty);
-                let (_, format) = *format.unwrap_or_else(|| panic!("{ty} has no integer kernel"));
-                (
-                    vec![COMMON, SHARED, format, PRODUCTS],
-                    Some(("BLOCK_LEN", ty.block_len())),
-                )
+                let files = [
+                    COMMON,
+                    SHARED,
+                    TILES,
+                    format(ty),
+                    PRODUCTS_OF_FORMAT,
+                    PRODUCTS,
+                ];
+                block_len(ty) + &joined(&files)
             }
-        };
-        let mut text = define.map_or(String::new(), |(name, value)| {
-            format!("#define {name} {value}\n")
-        });
-        for (name, file) in files {
-            text += &format!("#line 1 \"{name}\"\n{file}\n");
+            Program::Pair(first, second) => {
+                let space = |name: &str, ty| {
+                    let text = joined(&[format(ty), PRODUCTS_OF_FORMAT]);
+                    format!("namespace {name} {{\n{text}}}\n")
+                };
+                let shared = joined(&[COMMON, SHARED, TILES]);
+                let formats = space("first", first) + &space("second", second);
+                block_len(first) + &shared + &formats + &joined(&[PAIR])
+            }
         }
-        text
     }
+}
+
+/// The text of files, each behind a directive that names it in messages.
+fn joined(files: &[File]) -> String {
+    let with_name = |(name, text): &File| format!("#line 1 \"{name}\"\n{text}\n");
+    files.iter().map(with_name).collect()
+}
+
+/// The file of an encoding.
+///
+/// # Panics
+/// If it has no integer kernel.
+fn format(ty: TensorType) -> File {
+    let found = FORMATS.iter().find(|(of, _)| *of == ty);
+    found
+        .unwrap_or_else(|| panic!("{ty} has no integer kernel"))
+        .1
+}
+
+/// The pair of these two encodings, in the order of its kernels, if there is one.
+pub(crate) fn pair_of(one: TensorType, other: TensorType) -> Option<(TensorType, TensorType)> {
+    PAIRS
+        .into_iter()
+        .find(|&pair| pair == (one, other) || pair == (other, one))
 }
 
 /// Is there a kernel that multiplies rows of `ty` with int8 activations?

@@ -10,7 +10,7 @@ use crate::attention::{AttentionFunctions, Merge};
 use crate::buffer::{Buf, Buffers, rows_of};
 use crate::compile::{Element, Kernels, Program};
 use crate::driver::{Argument, Context, Function, Graph, Grid, Memory, Pinned, Stream};
-use crate::products::{Form, ProductKernels};
+use crate::products::{Form, PairKernels, ProductKernels};
 use crate::select::SelectFunctions;
 use crate::step::{self, StepBuffer};
 use crate::weight::Staging;
@@ -46,8 +46,8 @@ macro_rules! functions {
     ($name:ident { $($function:ident),* $(,)? }) => {
         pub(crate) struct $name {
             $(pub(crate) $function: $crate::driver::Function,)*
-            /// Keeps the functions loaded; has those that not every program has.
-            #[allow(dead_code)] // most are named above
+            /// Keeps the functions loaded; has others for those who ask by name.
+            #[allow(dead_code)] // most programs have no others
             pub(crate) module: $crate::driver::Module,
         }
 
@@ -139,6 +139,7 @@ pub struct Cuda {
     floats: HashMap<Element, FloatFunctions>,
     attention: HashMap<Element, AttentionFunctions>,
     products: HashMap<TensorType, ProductKernels>,
+    pairs: HashMap<(TensorType, TensorType), PairKernels>,
     pub(crate) step: Step,
     pub(crate) shape: Shape,
     pub(crate) step_buffer: StepBuffer,
@@ -188,6 +189,7 @@ impl Cuda {
             floats: HashMap::new(),
             attention: HashMap::new(),
             products: HashMap::new(),
+            pairs: HashMap::new(),
             step: Step::default(),
             shape: Shape { rows: 1, wanted: 1 },
             step_buffer: StepBuffer::default(),
@@ -378,6 +380,18 @@ impl Cuda {
             self.products.insert(ty, loaded);
         }
         Ok(&self.products[&ty])
+    }
+
+    /// The kernels of products with weights of two encodings.
+    pub(crate) fn pair_kernels(
+        &mut self,
+        pair: (TensorType, TensorType),
+    ) -> Result<&PairKernels, Error> {
+        if !self.pairs.contains_key(&pair) {
+            let loaded = PairKernels::load(&self.context, &mut self.kernels, pair)?;
+            self.pairs.insert(pair, loaded);
+        }
+        Ok(&self.pairs[&pair])
     }
 
     /// The kernels of products with other weights.

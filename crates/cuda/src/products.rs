@@ -6,9 +6,9 @@
 
 use crate::Error;
 use crate::buffer::Buf;
-use crate::compile::{Kernels, Program};
+use crate::compile::{Kernels, Program, pair_of};
 use crate::device::{Cuda, arguments, functions};
-use crate::driver::{Context, Function, Grid, Memory};
+use crate::driver::{Context, Function, Grid, Memory, Module};
 use crate::weight::{Layout, Weight};
 use gguf::TensorType;
 use model::DeviceError;
@@ -33,14 +33,7 @@ const SLOTS: u32 = 2;
 /// 50 with one, the projection after attention is faster with one.
 const WIDE_ROWS: usize = 8192;
 
-functions!(ProductFunctions {
-    multiply_8,
-    multiply_16,
-    multiply_16_wide,
-    multiply_32,
-    pack_tiles,
-    embed,
-});
+functions!(ProductFunctions { pack_tiles, embed });
 
 /// A kernel and its tile.
 #[derive(Clone, Copy)]
@@ -55,29 +48,27 @@ struct Tile {
     resident: u32,
 }
 
-/// The kernels of one encoding.
-pub(crate) struct ProductKernels {
+/// Kernels for few and for many columns.
+struct Tiles {
     narrow: Tile,
     two: Tile,
     wide: Tile,
     several: Tile,
     many: Option<Tile>,
-    pub(crate) pack_tiles: Function,
-    pub(crate) embed: Function,
-    /// Keeps the functions loaded.
-    _functions: ProductFunctions,
 }
 
-impl ProductKernels {
-    pub(crate) fn load(
-        context: &Arc<Context>,
-        kernels: &mut Kernels,
-        ty: TensorType,
-    ) -> Result<ProductKernels, Error> {
-        let functions = ProductFunctions::load(context, kernels, Program::Products(ty))?;
-        let unit = if ty.block_len() == 256 { 1 } else { 4 };
-        let slot_bytes = 16 * ty.block_bytes() as u32 * unit;
-        let tile = |function: Function, columns: u32, n_tiles: u32| -> Result<Tile, Error> {
+impl Tiles {
+    /// Those of a module whose largest block has `block_bytes` bytes; `has_gemm`: also the one for many columns.
+    fn load(
+        context: &Context,
+        module: &Module,
+        (block_len, block_bytes): (usize, usize),
+        has_gemm: bool,
+    ) -> Result<Tiles, Error> {
+        let unit = if block_len == 256 { 1 } else { 4 };
+        let slot_bytes = 16 * block_bytes as u32 * unit;
+        let tile = |name: &str, columns: u32, n_tiles: u32| -> Result<Tile, Error> {
+            let function = module.function(name)?;
             // Rings, two buffers of sums, a barrier a slot.
             let rings = 4 * SLOTS * n_tiles * slot_bytes;
             let shared = rings + 2 * 4 * n_tiles * 16 * columns * 4 + 4 * SLOTS * 8;
@@ -91,12 +82,10 @@ impl ProductKernels {
             })
         };
         let shared = gemm_shared_bytes(slot_bytes);
-        let has_gemm =
-            ty.block_len() == 256 && context.capability.0 >= 9 && shared <= context.shared_bytes;
-        let many = match has_gemm {
+        let many = match has_gemm && context.capability.0 >= 9 && shared <= context.shared_bytes {
             false => None,
             true => Some(Tile {
-                function: functions.module.function("multiply_64")?,
+                function: module.function("multiply_64")?,
                 threads: GEMM_THREADS,
                 columns: GEMM_COLUMNS,
                 n_tiles: GEMM_TILES,
@@ -104,20 +93,17 @@ impl ProductKernels {
                 resident: 0,
             }),
         };
-        Ok(ProductKernels {
-            narrow: tile(functions.multiply_8, 8, 1)?,
-            two: tile(functions.multiply_16, 16, 1)?,
-            wide: tile(functions.multiply_16_wide, 16, 2)?,
-            several: tile(functions.multiply_32, 32, 2)?,
+        Ok(Tiles {
+            narrow: tile("multiply_8", 8, 1)?,
+            two: tile("multiply_16", 16, 1)?,
+            wide: tile("multiply_16_wide", 16, 2)?,
+            several: tile("multiply_32", 32, 2)?,
             many,
-            pack_tiles: functions.pack_tiles,
-            embed: functions.embed,
-            _functions: functions,
         })
     }
 
     /// The kernel for this many columns and output rows.
-    fn tile(&self, n_columns: u32, n_rows: usize) -> Tile {
+    fn of(&self, n_columns: u32, n_rows: usize) -> Tile {
         match n_columns {
             0..=8 => self.narrow,
             9..=16 if n_rows >= WIDE_ROWS => self.wide,
@@ -128,11 +114,96 @@ impl ProductKernels {
     }
 }
 
+/// The kernels of one encoding.
+pub(crate) struct ProductKernels {
+    tiles: Tiles,
+    pub(crate) pack_tiles: Function,
+    pub(crate) embed: Function,
+    /// Keeps the functions loaded.
+    _functions: ProductFunctions,
+}
+
+impl ProductKernels {
+    pub(crate) fn load(
+        context: &Arc<Context>,
+        kernels: &mut Kernels,
+        ty: TensorType,
+    ) -> Result<ProductKernels, Error> {
+        let functions = ProductFunctions::load(context, kernels, Program::Products(ty))?;
+        let (block, has_gemm) = ((ty.block_len(), ty.block_bytes()), ty.block_len() == 256);
+        Ok(ProductKernels {
+            tiles: Tiles::load(context, &functions.module, block, has_gemm)?,
+            pack_tiles: functions.pack_tiles,
+            embed: functions.embed,
+            _functions: functions,
+        })
+    }
+}
+
+/// The kernels of two encodings in one launch.
+pub(crate) struct PairKernels {
+    tiles: Tiles,
+    /// Keeps the functions loaded.
+    _module: Module,
+}
+
+impl PairKernels {
+    pub(crate) fn load(
+        context: &Arc<Context>,
+        kernels: &mut Kernels,
+        (first, second): (TensorType, TensorType),
+    ) -> Result<PairKernels, Error> {
+        let module = Module::load(context, &kernels.cubin(Program::Pair(first, second))?)?;
+        let block_bytes = first.block_bytes().max(second.block_bytes());
+        Ok(PairKernels {
+            tiles: Tiles::load(context, &module, (first.block_len(), block_bytes), false)?,
+            _module: module,
+        })
+    }
+}
+
 /// Stages of tiles, codes, digits and scales; sums of the segments before; two barriers a stage.
 fn gemm_shared_bytes(tile_bytes: u32) -> u32 {
     let stage = GEMM_TILES * tile_bytes + GEMM_COLUMNS * (256 + 32 + 4);
     let totals = 128 * GEMM_COLUMNS * 4;
     (GEMM_STAGES * stage + totals + 2 * 8 * GEMM_STAGES).next_multiple_of(128)
+}
+
+impl Tile {
+    /// Blocks of threads that share `end` tiles, beside `n_groups` groups of columns.
+    fn workers(&self, n_groups: u32, end: u32) -> u32 {
+        match self.resident {
+            0 => end,
+            resident => end.min((resident / n_groups).max(1)),
+        }
+    }
+
+    fn grid(&self, n_groups: u32, workers: u32) -> Grid {
+        Grid {
+            blocks: [n_groups, workers, 1],
+            threads: self.threads,
+            shared: self.shared,
+        }
+    }
+}
+
+/// Matrices of one encoding, with where their products go.
+type Matrices<'a> = Vec<(&'a Buf, &'a Weight)>;
+
+/// The matrices of a launch, and how many tiles of `n_tiles` times 16 rows they have.
+fn parts_of(matrices: &Matrices<'_>, n_tiles: u32) -> ([Part; 4], u32) {
+    let mut parts = [Part::default(); 4];
+    let mut end = 0;
+    for (part, (y, w)) in parts.iter_mut().zip(matrices) {
+        end += (w.n_rows as u32).div_ceil(16 * n_tiles);
+        *part = Part {
+            tiles: w.memory.address(),
+            y: y.address(),
+            n_out: w.n_rows as u32,
+            end,
+        };
+    }
+    (parts, end)
 }
 
 /// Kind of an int8 form, as kernels/common.cuh numbers them; 0 is none.
@@ -303,74 +374,106 @@ impl Cuda {
         }
     }
 
-    /// Products that read one input: one launch for all block-encoded matrices of one encoding.
+    /// Products that read one input: one launch for all matrices of one encoding, and where kernels for two encodings
+    /// exist and the columns are few, one for both.
     pub(crate) fn products(&mut self, out: &[(&Buf, &Weight)], x: &Buf, epilogue: Epilogue) {
         for (y, w) in out {
             let found = (y.cols, x.cols, self.n_rows(y.set));
             let wanted = (w.n_rows, w.cols, self.n_rows(x.set));
             assert_eq!(found, wanted, "columns and rows of a product");
         }
+        assert!(out.len() <= 4, "{} products of one input", out.len());
         if self.n_rows(x.set) == 0 {
             return;
         }
-        for (i, (y, w)) in out.iter().enumerate() {
-            match w.layout {
-                Layout::Rows(_) => self.dot(y, w, x, epilogue),
-                Layout::Tiles(ty) => {
-                    let is_same = |(_, other): &&(&Buf, &Weight)| other.layout == w.layout;
-                    if out[..i].iter().any(|other| is_same(&other)) {
-                        continue;
-                    }
-                    let same: Vec<_> = out[i..].iter().filter(is_same).copied().collect();
-                    let done = self.multiply(&same, ty, x, epilogue);
-                    self.note(done);
-                }
+        let mut groups: Vec<(TensorType, Matrices<'_>)> = Vec::new();
+        for &(y, w) in out {
+            let Layout::Tiles(ty) = w.layout else {
+                self.dot(y, w, x, epilogue);
+                continue;
+            };
+            match groups.iter_mut().find(|(of, _)| *of == ty) {
+                Some((_, matrices)) => matrices.push((y, w)),
+                None => groups.push((ty, vec![(y, w)])),
             }
         }
+        let done = match &groups[..] {
+            [one, other] if self.n_rows(x.set) <= FEW_COLUMNS as usize => {
+                match pair_of(one.0, other.0) {
+                    Some(pair) if pair.0 == one.0 => {
+                        self.multiply_pair(pair, [&one.1, &other.1], x, epilogue)
+                    }
+                    Some(pair) => self.multiply_pair(pair, [&other.1, &one.1], x, epilogue),
+                    None => self.multiply_each(&groups, x, epilogue),
+                }
+            }
+            _ => self.multiply_each(&groups, x, epilogue),
+        };
+        self.note(done);
         for (y, _) in out {
             self.wrote(y);
         }
     }
 
-    fn multiply(
+    /// A launch for each encoding.
+    fn multiply_each(
         &mut self,
-        out: &[(&Buf, &Weight)],
-        ty: TensorType,
+        groups: &[(TensorType, Matrices<'_>)],
         x: &Buf,
         epilogue: Epilogue,
     ) -> Result<(), DeviceError> {
-        assert!(out.len() <= 4, "{} products in a launch", out.len());
-        let form = self.converted(x, ty)?;
-        let n_rows = out.iter().map(|(y, _)| y.cols).sum();
-        let tile = self.product_kernels(ty)?.tile(form.n_columns, n_rows);
-        let mut parts = [Part::default(); 4];
-        let mut end = 0;
-        for (part, (y, w)) in parts.iter_mut().zip(out) {
-            end += (w.n_rows as u32).div_ceil(16 * tile.n_tiles);
-            *part = Part {
-                tiles: w.memory.address(),
-                y: y.address(),
-                n_out: w.n_rows as u32,
-                end,
-            };
+        for (ty, matrices) in groups {
+            let form = self.converted(x, *ty)?;
+            let n_rows = matrices.iter().map(|(y, _)| y.cols).sum();
+            let tile = self.product_kernels(*ty)?.tiles.of(form.n_columns, n_rows);
+            let (parts, end) = parts_of(matrices, tile.n_tiles);
+            let n_groups = form.n_columns.div_ceil(tile.columns);
+            let workers = tile.workers(n_groups, end);
+            let is_late = u32::from(n_groups * workers < tile.resident);
+            let n_blocks = matrices[0].1.n_blocks(*ty) as u32;
+            let n_parts = matrices.len() as u32;
+            self.launch(
+                tile.function,
+                tile.grid(n_groups, workers),
+                arguments![parts, n_parts, end, n_blocks, form, epilogue, is_late],
+            );
         }
+        Ok(())
+    }
+
+    /// One launch for matrices of two encodings; each has workers by its share of the bytes.
+    fn multiply_pair(
+        &mut self,
+        pair: (TensorType, TensorType),
+        [first, second]: [&Matrices<'_>; 2],
+        x: &Buf,
+        epilogue: Epilogue,
+    ) -> Result<(), DeviceError> {
+        let form = self.converted(x, pair.0)?;
+        let n_rows = first.iter().chain(second).map(|(y, _)| y.cols).sum();
+        let tile = self.pair_kernels(pair)?.tiles.of(form.n_columns, n_rows);
+        let (a_parts, a_end) = parts_of(first, tile.n_tiles);
+        let (b_parts, b_end) = parts_of(second, tile.n_tiles);
         let n_groups = form.n_columns.div_ceil(tile.columns);
-        let workers = match tile.resident {
-            0 => end,
-            resident => end.min((resident / n_groups).max(1)),
-        };
-        let grid = Grid {
-            blocks: [n_groups, workers, 1],
-            threads: tile.threads,
-            shared: tile.shared,
+        let workers = tile.workers(n_groups, a_end + b_end).max(2);
+        let split = match workers == a_end + b_end {
+            true => a_end,
+            false => {
+                let a_bytes = f64::from(a_end) * pair.0.block_bytes() as f64;
+                let b_bytes = f64::from(b_end) * pair.1.block_bytes() as f64;
+                let share = f64::from(workers) * a_bytes / (a_bytes + b_bytes);
+                (share.round() as u32).clamp(1, workers - 1)
+            }
         };
         let is_late = u32::from(n_groups * workers < tile.resident);
-        let n_blocks = out[0].1.n_blocks(ty) as u32;
-        let n_parts = out.len() as u32;
+        let n_blocks = first[0].1.n_blocks(pair.0) as u32;
+        let (n_a, n_b) = (first.len() as u32, second.len() as u32);
         self.launch(
             tile.function,
-            grid,
-            arguments![parts, n_parts, end, n_blocks, form, epilogue, is_late],
+            tile.grid(n_groups, workers),
+            arguments![
+                a_parts, n_a, a_end, b_parts, n_b, b_end, split, n_blocks, form, epilogue, is_late
+            ],
         );
         Ok(())
     }

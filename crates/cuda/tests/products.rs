@@ -94,6 +94,67 @@ fn every_encoding_and_row_count() {
     }
 }
 
+/// The four products of one input with matrices of these encodings and rows.
+fn four_products<B: Backend>(
+    be: &mut B,
+    w: &[TensorView; 4],
+    cols: usize,
+    x: &[f32],
+) -> Vec<Vec<f32>> {
+    let n = x.len() / cols;
+    be.step(&step(0..n as u32)).expect("a step");
+    let table = be
+        .load(&tensor("x", TensorType::F32, cols, n, x))
+        .expect("a table");
+    let mut input = be.alloc(RowSet::All, cols).expect("memory");
+    be.embed(&mut input, &table);
+    let mut out = [0, 1, 2, 3].map(|i| {
+        be.alloc(RowSet::All, w[i].shape[1] as usize)
+            .expect("memory")
+    });
+    let w = [0, 1, 2, 3].map(|i| be.load(&w[i]).expect("a matrix"));
+    let [q, k, v, gate] = &mut out;
+    be.qkv_gate(q, k, v, gate, [&w[0], &w[1], &w[2], &w[3]], &input);
+    out.iter().map(|y| be.read(y).expect("a buffer")).collect()
+}
+
+/// Encodings that share a launch, that do not, and that want another form of the input.
+#[test]
+fn mixed_encodings() {
+    use TensorType::{F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+    let mut be = device();
+    let mut random = Random(11);
+    let cols = 1536;
+    for types in [
+        [Q4_K, Q4_K, Q6_K, Q4_K],
+        [Q6_K, Q4_K, Q4_K, Q6_K],
+        [Q5_K, Q6_K, Q6_K, Q5_K],
+        [Q4_K, Q5_K, Q6_K, Q8_0],
+        [Q8_0, Q4_K, F16, Q4_0],
+    ] {
+        for n_rows in [[500, 40, 40, 500], [9000, 16, 33, 4096]] {
+            let w = [0, 1, 2, 3].map(|i| {
+                view(
+                    types[i],
+                    cols,
+                    &random_weights(types[i], n_rows[i], cols, &mut random),
+                )
+            });
+            for n_x in [1, 8, 9, 16, 17, 33] {
+                let x = random.gaussians(n_x * cols);
+                let expected = four_products(&mut cpu(Isa::detect(), 2), &w, cols, &x);
+                let found = four_products(&mut be, &w, cols, &x);
+                for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    assert!(
+                        bits(found) == bits(expected),
+                        "{types:?}, {n_x} rows: product {i}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Enough rows for two tiles a warp, and for blocks of threads that take several tiles in turn.
 #[test]
 fn large_matrices() {

@@ -298,7 +298,10 @@ impl LoadArgs {
     pub fn load(&self, file: &ModelFile) -> anyhow::Result<Box<dyn Forward>> {
         match self.device {
             Device::Cpu => Ok(Box::new(self.load_on(self.cpu.device()?, file)?)),
-            Device::Cuda(ordinal) => Ok(Box::new(self.load_on(cuda(ordinal)?, file)?)),
+            Device::Cuda(ordinal) => {
+                let be = self.cuda_with_room(ordinal, file, (self.ctx.unwrap_or(usize::MAX), 1))?;
+                Ok(Box::new(self.load_on(be, file)?))
+            }
             Device::Reference => Ok(Box::new(self.load_on(Reference::new(), file)?)),
         }
     }
@@ -326,6 +329,39 @@ impl LoadArgs {
                 room,
             )?)),
         }
+    }
+
+    /// A GPU that has room for the model and `n_sequences` of `n_tokens` each.
+    fn cuda_with_room(
+        &self,
+        ordinal: usize,
+        file: &ModelFile,
+        (n_tokens, n_sequences): (usize, usize),
+    ) -> anyhow::Result<Cuda> {
+        /// Activations, scratch and what the driver takes for itself.
+        const RESERVE_BYTES: u64 = 3 << 29;
+        let be = cuda(ordinal)?;
+        let config = Config::from_metadata(file.gguf.metadata())?;
+        let layout = config.kv_layout(self.kv.into());
+        let n_slabs = layout.slabs_for(n_tokens.min(config.n_ctx), be.caps().max_rows);
+        let kv_bytes = (n_sequences * n_slabs * layout.slab_bytes()) as u64;
+        let (free_bytes, _) = be.memory_bytes()?;
+        let weight_bytes = file.gguf.data_bytes();
+        ensure!(
+            weight_bytes
+                .saturating_add(kv_bytes)
+                .saturating_add(RESERVE_BYTES)
+                <= free_bytes,
+            "{} does not fit {}: {} of weights, {} of keys and values (less with --ctx) and {} \
+             for activations, but {} are free",
+            file.name,
+            be.device(),
+            terminal::bytes(weight_bytes),
+            terminal::bytes(kv_bytes),
+            terminal::bytes(RESERVE_BYTES),
+            terminal::bytes(free_bytes),
+        );
+        Ok(be)
     }
 
     /// As [`LoadArgs::load`] on a device of the caller's, whatever `--device` says.
