@@ -26,11 +26,10 @@ struct Job {
     const float *own_k, *own_v;  // [row][head][dim], for a drafter's block
     float* out;                  // [row][head][dim]
     float* states;               // [row][head][slot][2 + dim]
-    u32 n_slots;
+    u32 n_slots;                 // where the blocks that a row sees fit, there is a state for each of them, else for each segment
     u32 n_head, n_head_kv, dim;
     u32 sight, window;  // a causal window of 0: none
     float scale;
-    u32 is_fine;  // a state for each block of a short context, not for each segment
 };
 
 struct Keys {
@@ -63,7 +62,8 @@ DEV View view_of(const Job& job, const Row& row, u32 r) {
         v.own = {min(less(lo, start), row.n_own), min(less(hi, start), row.n_own)};
     }
     v.segment_len = row.pos < LONG_CONTEXT ? PAGE_ROWS : 8 * PAGE_ROWS;
-    v.unit_len = job.is_fine && row.pos < LONG_CONTEXT ? BLOCK_KEYS : v.segment_len;
+    const u32 n_blocks = v.stored.lo < v.stored.hi ? (v.stored.hi - 1) / BLOCK_KEYS - v.stored.lo / BLOCK_KEYS + 1 : 0;
+    v.unit_len = n_blocks < job.n_slots ? BLOCK_KEYS : v.segment_len;
     v.first_unit = v.stored.lo / v.unit_len;
     v.n_stored = v.stored.lo < v.stored.hi ? (v.stored.hi - 1) / v.unit_len - v.first_unit + 1 : 0;
     v.n_units = v.n_stored + (job.sight == CAUSAL ? 0 : 1);
@@ -419,53 +419,68 @@ DEV float joins_of_head(Join* units, Join* segments, const float* states, u32 st
     return total;
 }
 
+constexpr u32 PARTS = 4, RUN = 4;  // parts of a merge, segments that each takes in a round
+
 // Merges the states of a row and divides; then, if there is a gate, multiplies by its sigmoid and leaves the int8 form
-// of the result. Grid: groups of 256 columns, rows; a thread a column. Shared memory: joins of the heads in the group.
-extern "C" __global__ void __launch_bounds__(GROUP) merge_states(Job job, const float* gate, Activations a) {
+// of the result. Grid: groups of 256 columns, rows; four threads a column, which take segments by turns. Shared memory:
+// joins of the heads in the group.
+extern "C" __global__ void __launch_bounds__(PARTS* GROUP) merge_states(Job job, const float* gate, Activations a) {
     extern __shared__ __align__(16) u8 joins[];
-    __shared__ float group[GROUP];
-    const u32 r = blockIdx.y, dim = job.dim, cols = job.n_head * dim, c = blockIdx.x * GROUP + threadIdx.x;
+    __shared__ float merged[PARTS * RUN][GROUP];
+    const u32 column = threadIdx.x % GROUP, part = threadIdx.x / GROUP;
+    const u32 r = blockIdx.y, dim = job.dim, cols = job.n_head * dim, c = min(blockIdx.x * GROUP + column, cols - 1);
     const u32 head0 = blockIdx.x * GROUP / dim, n_heads = (min(cols, (blockIdx.x + 1) * GROUP) - 1) / dim - head0 + 1;
     Join* units = (Join*)joins;
     Join* segments = units + n_heads * job.n_slots;
     float* sums = (float*)(segments + n_heads * job.n_slots);
     const Row row = job.rows[r];
-    const View view = view_of(job, row, r);
-    const u32 per_segment = view.segment_len / view.unit_len, skipped = view.first_unit % per_segment;
-    const u32 n_segments = (view.n_stored ? (skipped + view.n_stored - 1) / per_segment + 1 : 0) + view.n_units - view.n_stored;
-    const u32 stride = 2 + dim;
+    View view = view_of(job, row, r);
     const bool is_padding = row.seq == NO_SEQUENCE;
+    if (is_padding) view.n_stored = view.n_units = 0;
+    const u32 per_segment = view.segment_len / view.unit_len, skipped = view.first_unit % per_segment;
+    const u32 n_stored = view.n_stored ? (skipped + view.n_stored - 1) / per_segment + 1 : 0;
+    const u32 n_segments = n_stored + view.n_units - view.n_stored;  // the pass's own rows are one of their own
+    const u32 stride = 2 + dim;
     wait_for_predecessor();
     let_dependents_start();
     const float* states = job.states + (size_t)r * job.n_head * job.n_slots * stride;
-    for (u32 h = threadIdx.x / 32; h < n_heads && !is_padding; h += GROUP / 32) {
+    for (u32 h = threadIdx.x / 32; h < n_heads; h += PARTS * GROUP / 32) {
         const float* of_head = states + (size_t)(head0 + h) * job.n_slots * stride;
         const float sum = joins_of_head(units + h * job.n_slots, segments + h * job.n_slots, of_head, stride, view, n_segments);
         if (threadIdx.x % 32 == 0) sums[h] = sum;
     }
     __syncthreads();
+    const u32 head = c / dim, h = head - head0;
+    const float* from = states + (size_t)head * job.n_slots * stride + 2 + c % dim;
     float x = 0.0f;
-    if (c < cols && !is_padding) {
-        const u32 head = c / dim, h = head - head0;
-        const float* from = states + (size_t)head * job.n_slots * stride + 2 + c % dim;
-        float segment = 0.0f;
-        u32 index = 0;
+    for (u32 s0 = 0; s0 < n_segments; s0 += PARTS * RUN) {
+#pragma unroll
+        for (u32 k = 0; k < RUN; k++) {
+            const u32 segment = s0 + part * RUN + k;
+            const u32 first = segment < n_stored ? less(segment * per_segment, skipped) : view.n_stored;
+            const u32 end = segment < n_stored ? min(view.n_stored, (segment + 1) * per_segment - skipped) : segment < n_segments ? view.n_units : first;
+            float y = 0.0f;
 #pragma unroll 8
-        for (u32 unit = 0; unit < view.n_units; unit++) {
-            segment = units[h * job.n_slots + unit](segment, from[(size_t)unit * stride]);
-            const bool is_last = unit + 1 >= view.n_stored || (skipped + unit + 1) % per_segment == 0;
-            if (is_last) x = segments[h * job.n_slots + index++](x, segment);
+            for (u32 unit = first; unit < end; unit++) y = units[h * job.n_slots + unit](y, from[(size_t)unit * stride]);
+            merged[part * RUN + k][column] = y;
         }
-        x = x / sums[h];
-        if (gate) x = x * sigmoid(gate[(size_t)r * cols + c]);
+        __syncthreads();
+        if (part == 0)
+            for (u32 i = 0; i < min(PARTS * RUN, n_segments - s0); i++) x = segments[h * job.n_slots + s0 + i](x, merged[i][column]);
+        __syncthreads();
     }
-    if (c < cols) job.out[(size_t)r * cols + c] = x;
+    if (part == 0) {
+        if (n_segments) x = x / sums[h];
+        if (gate) x = x * sigmoid(gate[(size_t)r * cols + c]);
+        const bool is_column = blockIdx.x * GROUP + column < cols;
+        if (is_column) job.out[(size_t)r * cols + c] = x;
+        merged[0][column] = is_column ? x : 0.0f;
+    }
     if (a.kind == FLOATS) return;
-    group[threadIdx.x] = x;
     __syncthreads();
     if (threadIdx.x >= 32) return;
     float v[16];  // the upper half-warp repeats the lower one and stores nothing
 #pragma unroll
-    for (u32 i = 0; i < 16; i++) v[i] = group[i * 16 + half_lane()];
+    for (u32 i = 0; i < 16; i++) v[i] = merged[0][i * 16 + half_lane()];
     store_codes(v, a, blockIdx.x, r, cols, threadIdx.x < 16);
 }

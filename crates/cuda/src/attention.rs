@@ -16,6 +16,9 @@ use model::backend::{BlockWindow, KvLayer, RowSet};
 /// Columns that a block of threads merges.
 const MERGED_COLUMNS: u32 = 256;
 
+/// Threads of a column; kernels/attention.cu has the same.
+const MERGING_PARTS: u32 = 4;
+
 /// Keys of a block.
 const BLOCK_KEYS: usize = 64;
 
@@ -69,7 +72,6 @@ pub(crate) struct Job {
     sight: u32,
     window: u32,
     scale: f32,
-    is_fine: u32,
 }
 
 /// The second launch of an attention in segments. It waits for the next operation: a gate is multiplied in it.
@@ -84,17 +86,21 @@ pub(crate) struct Merge {
 enum Route {
     /// A block of threads does all segments of a row.
     Whole,
-    /// `workers` blocks share the states of a row, one for each segment or, `is_fine`, for each block of keys of a short
-    /// context; a second launch merges.
-    States { workers: usize, is_fine: bool },
+    /// `workers` blocks share the states of a row; a second launch merges.
+    States { workers: usize },
 }
 
 /// Query heads that a block of threads takes, and its threads; kernels/attention.cu has the same.
 const WHOLE: (usize, u32) = (16, 256);
 const SPLIT: (usize, u32) = (4, 128);
 
-/// Up to this many rows a state is a block of keys: with more, there is work enough for segments.
+/// Up to this many rows there is room for a state of every block of keys that a row sees, up to [`MOST_BLOCKS`] of them;
+/// with more rows there is work enough for segments, but in short contexts and windows.
 const FINE_ROWS: usize = 8;
+const FEW_BLOCKS: usize = 64;
+
+/// More states than that would take longer to merge than they save.
+pub(crate) const MOST_BLOCKS: usize = 1024;
 
 /// The cut for `rows` rows of `n_head_kv` times `group` heads.
 fn route(
@@ -111,7 +117,6 @@ fn route(
     let workers = (4 * n_multiprocessors).div_ceil(blocks.max(1));
     Route::States {
         workers: workers.clamp(1, n_slots),
-        is_fine: rows <= FINE_ROWS,
     }
 }
 
@@ -122,11 +127,16 @@ fn shared_bytes(dim: usize, queries: usize, element_bytes: usize) -> usize {
     rows + 4 * (queries * padded + queries * (BLOCK_KEYS + 1))
 }
 
+/// Heads in the columns of a merge.
+fn joined_heads(dim: usize) -> usize {
+    let columns = MERGED_COLUMNS as usize;
+    columns / dim + if columns.is_multiple_of(dim) { 0 } else { 2 }
+}
+
 /// Bytes of shared memory of a merge: for each head in its columns two factors for every state and every segment, and a
 /// sum.
 fn joins_bytes(dim: usize, n_slots: usize) -> usize {
-    let n_heads = MERGED_COLUMNS as usize / dim + 2;
-    n_heads * (n_slots * 16 + 4)
+    joined_heads(dim) * (n_slots * 16 + 4)
 }
 
 impl Cuda {
@@ -143,6 +153,20 @@ impl Cuda {
         Err(DeviceError::Unsupported {
             what: format!("attention with heads of {dim} elements"),
         })
+    }
+
+    /// States that there is room for, of each row and head.
+    fn n_slots(&self, rows: usize, dim: usize) -> usize {
+        /// Shared memory of a merge for columns and sums.
+        const FIXED_BYTES: usize = 20 << 10;
+        let room = (self.context.shared_bytes as usize).saturating_sub(FIXED_BYTES)
+            / (16 * joined_heads(dim));
+        let blocks = if rows <= FINE_ROWS {
+            self.n_states.blocks
+        } else {
+            FEW_BLOCKS
+        };
+        blocks.min(room).max(self.n_states.segments)
     }
 
     /// Attention of all rows of the step.
@@ -178,9 +202,10 @@ impl Cuda {
         let rows = self.n_rows(RowSet::All);
         let group = n_head / n_head_kv;
         let n_multiprocessors = self.context.n_multiprocessors as usize;
-        let route = route(rows, n_head_kv, group, self.n_slots, n_multiprocessors);
+        let n_slots = self.n_slots(rows, dim);
+        let route = route(rows, n_head_kv, group, n_slots, n_multiprocessors);
         if let Route::States { .. } = route {
-            self.reserve_states(rows * n_head * self.n_slots * (2 + dim) * size_of::<f32>())?;
+            self.reserve_states(rows * n_head * n_slots * (2 + dim) * size_of::<f32>())?;
         }
         let (sight, window) = sight.numbers();
         let job = Job {
@@ -191,14 +216,18 @@ impl Cuda {
             own_v: own.map_or(0, |(_, v)| v.address()),
             out: out.address(),
             states: self.states.as_ref().map_or(0, Memory::address),
-            n_slots: self.n_slots as u32,
+            // A row that is done by one block of threads is done in segments.
+            n_slots: if route == Route::Whole {
+                0
+            } else {
+                n_slots as u32
+            },
             n_head: n_head as u32,
             n_head_kv: n_head_kv as u32,
             dim: dim as u32,
             sight,
             window,
             scale,
-            is_fine: u32::from(matches!(route, Route::States { is_fine: true, .. })),
         };
         let element = if kv.is_half() {
             Element::F16
@@ -211,8 +240,8 @@ impl Cuda {
         let (function, (queries, threads), workers) = match (route, is_wide) {
             (Route::Whole, false) => (f.attend_whole, WHOLE, 1),
             (Route::Whole, true) => (f.attend_whole_wide, WHOLE, 1),
-            (Route::States { workers, .. }, false) => (f.attend_split, SPLIT, workers),
-            (Route::States { workers, .. }, true) => (f.attend_split_wide, SPLIT, workers),
+            (Route::States { workers }, false) => (f.attend_split, SPLIT, workers),
+            (Route::States { workers }, true) => (f.attend_split_wide, SPLIT, workers),
         };
         let grid = Grid {
             blocks: [
@@ -227,8 +256,8 @@ impl Cuda {
         if let Route::States { .. } = route {
             let grid = Grid {
                 blocks: [(q.cols as u32).div_ceil(MERGED_COLUMNS), rows as u32, 1],
-                threads: MERGED_COLUMNS,
-                shared: joins_bytes(dim, self.n_slots) as u32,
+                threads: MERGED_COLUMNS * MERGING_PARTS,
+                shared: joins_bytes(dim, n_slots) as u32,
             };
             self.pending = Some(Merge {
                 function: merge,
@@ -290,18 +319,24 @@ impl Cuda {
 
 #[cfg(test)]
 mod tests {
-    use super::{Route, route};
+    use super::{Route, joined_heads, route};
 
     /// One row of a long context is shared by many blocks; a chunk is not.
     #[test]
     fn routes() {
         let of = |rows| route(rows, 2, 16, 258, 132);
-        let states = |workers, is_fine| Route::States { workers, is_fine };
-        assert_eq!(of(1), states(66, true));
-        assert_eq!(of(8), states(9, true));
-        assert_eq!(of(16), states(5, false));
-        assert_eq!(of(131), states(1, false));
+        assert_eq!(of(1), Route::States { workers: 66 });
+        assert_eq!(of(8), Route::States { workers: 9 });
+        assert_eq!(of(16), Route::States { workers: 5 });
+        assert_eq!(of(131), Route::States { workers: 1 });
         assert_eq!(of(132), Route::Whole);
         assert_eq!(route(512, 1, 1, 5, 132), Route::Whole);
+    }
+
+    #[test]
+    fn heads_in_the_columns_of_a_merge() {
+        assert_eq!([128, 256, 16].map(joined_heads), [2, 1, 16]);
+        // Columns 256 to 511 of heads of 72: the fourth to the eighth.
+        assert_eq!(joined_heads(72), 5);
     }
 }

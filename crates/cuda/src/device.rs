@@ -12,7 +12,7 @@ use crate::compile::{Element, Kernels, Program};
 use crate::driver::{Argument, Context, Function, Graph, Grid, Memory, Pinned, Stream};
 use crate::products::{Form, PairKernels, ProductKernels};
 use crate::select::SelectFunctions;
-use crate::step::{self, StepBuffer};
+use crate::step::{States, StepBuffer};
 use crate::weight::Staging;
 use gguf::TensorType;
 use model::backend::{Probes, RowSet};
@@ -152,7 +152,7 @@ pub struct Cuda {
     turns: Vec<Turns>,
     /// States of attention's segments and blocks, and how many of a row it has room for.
     pub(crate) states: Option<Memory>,
-    pub(crate) n_slots: usize,
+    pub(crate) n_states: States,
     /// The merge of the last attention, if it has not been started.
     pub(crate) pending: Option<Merge>,
     pub(crate) staging: Option<Staging>,
@@ -199,7 +199,7 @@ impl Cuda {
             forms: Default::default(),
             turns: Vec::new(),
             states: None,
-            n_slots: 0,
+            n_states: States::default(),
             pending: None,
             staging: None,
             probes: None,
@@ -511,11 +511,9 @@ impl Cuda {
         has_moved |= self
             .step_buffer
             .upload(&self.context, &self.stream, step, self.shape)?;
-        let n_slots = step::n_states(step);
-        if n_slots > self.n_slots {
-            self.n_slots = n_slots.next_multiple_of(64);
-            has_moved = true;
-        }
+        let n_states = self.n_states.or(States::of(step));
+        has_moved |= n_states != self.n_states;
+        self.n_states = n_states;
         if has_moved {
             self.forget_recordings();
         }

@@ -4,6 +4,7 @@
 //! What a reader would get wrong: rows beyond the step's own, up to the padded
 //! shape, are written too, as rows without a sequence.
 
+use crate::attention::MOST_BLOCKS;
 use crate::driver::{Context, Memory, Pinned, Stream};
 use model::{DeviceError, Input, Shape, Step};
 use std::sync::Arc;
@@ -160,12 +161,36 @@ fn table_starts(step: &Step) -> Vec<[u32; 3]> {
         .collect()
 }
 
-/// States that attention keeps of a row at most: blocks of keys of a short context, segments of a long one, and one for
-/// the pass's own rows; see kernels/attention.cu.
-pub(crate) fn n_states(step: &Step) -> usize {
-    const BLOCKS_OF_PAGE: usize = 4;
-    const PAGES_OF_SHORT_CONTEXT: usize = 64;
-    let pages = step.pages.iter().flatten().map(Vec::len).max().unwrap_or(0);
-    let short = pages.min(PAGES_OF_SHORT_CONTEXT) * BLOCKS_OF_PAGE;
-    short.max(pages / 8 + 1) + 1
+/// States that attention keeps of a row at most, one for the pass's own rows included; see kernels/attention.cu.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct States {
+    /// If each is a block of keys.
+    pub(crate) blocks: usize,
+    /// If each is a segment.
+    pub(crate) segments: usize,
+}
+
+impl States {
+    /// Those of a step, rounded up so that they seldom grow.
+    pub(crate) fn of(step: &Step) -> States {
+        const BLOCKS_OF_PAGE: usize = 4;
+        const PAGES_OF_SHORT_CONTEXT: usize = 64;
+        const PAGES_OF_LONG_SEGMENT: usize = 8;
+        let pages = step.pages.iter().flatten().map(Vec::len).max().unwrap_or(0);
+        let short = pages.min(PAGES_OF_SHORT_CONTEXT);
+        let segments = short.max(pages / PAGES_OF_LONG_SEGMENT + 1) + 1;
+        let blocks = (pages * BLOCKS_OF_PAGE + 1).min(MOST_BLOCKS);
+        States {
+            blocks: blocks.next_multiple_of(64),
+            segments: segments.next_multiple_of(16),
+        }
+    }
+
+    /// The larger of both, each by itself.
+    pub(crate) fn or(self, other: States) -> States {
+        States {
+            blocks: self.blocks.max(other.blocks),
+            segments: self.segments.max(other.segments),
+        }
+    }
 }
