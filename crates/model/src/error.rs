@@ -238,6 +238,12 @@ pub enum DeviceError {
         /// Its encoding.
         ty: gguf::TensorType,
     },
+    /// The device cannot do something that the model needs.
+    #[error("this device has no {what}")]
+    Unsupported {
+        /// What it would have to do.
+        what: String,
+    },
     /// The device is gone; the engine must stop.
     #[error("the device failed: {0}")]
     Lost(String),

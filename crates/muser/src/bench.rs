@@ -10,7 +10,7 @@ mod plot;
 mod report;
 mod workload;
 
-use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
+use crate::model_file::{self, Device, LoadArgs, ModelArgs, ModelFile};
 use crate::output::check_writable;
 use crate::terminal;
 use anyhow::{Context, bail};
@@ -94,7 +94,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     args.load.check_length(model.config(), longest)?;
     let threads = args.load.n_threads();
     let layout = model.capacity().layout;
-    let bandwidth = bandwidth::measure(threads).context("cannot measure the bandwidth")?;
+    let bandwidth = match args.load.device {
+        Device::Cuda(ordinal) => model_file::cuda(ordinal)?.read_bandwidth()?,
+        Device::Cpu | Device::Reference => {
+            bandwidth::measure(threads).context("cannot measure the bandwidth")?
+        }
+    };
 
     let n_passes = works
         .iter()

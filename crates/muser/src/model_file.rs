@@ -4,9 +4,12 @@ use crate::terminal;
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use cpu::{Cpu, CpuOptions, Isa};
+use cuda::{Cuda, CudaOptions};
 use gguf::{Bytes, Gguf};
 use model::{Backend, Config, Forward, KvType, Model, Options, Reference};
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::{Arc, Once};
 use text::Tokenizer;
 
@@ -63,13 +66,65 @@ impl ModelFile {
 }
 
 /// Which device computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// The processor with all its cores; activations are rounded to 8 bits
+    /// The processor with all its cores; activations are rounded to 8 bits.
     #[default]
     Cpu,
-    /// The scalar reference backend on one core: the oracle of the others
+    /// An NVIDIA GPU, by its number; the same arithmetic.
+    Cuda(usize),
+    /// The scalar reference backend on one core: the oracle of the others.
     Reference,
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Device, String> {
+        let ordinal = name.strip_prefix("cuda:").map(str::parse);
+        match (name, ordinal) {
+            ("cpu", _) => Ok(Device::Cpu),
+            ("reference", _) => Ok(Device::Reference),
+            ("cuda", _) => Ok(Device::Cuda(0)),
+            (_, Some(Ok(ordinal))) => Ok(Device::Cuda(ordinal)),
+            _ => Err("expected cpu, cuda, cuda:N or reference".to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu => f.pad("cpu"),
+            Device::Cuda(0) => f.pad("cuda"),
+            Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Device::Reference => f.pad("reference"),
+        }
+    }
+}
+
+/// A GPU as a device. Compiled kernels are kept in the user's cache.
+pub fn cuda(ordinal: usize) -> anyhow::Result<Cuda> {
+    Ok(Cuda::new(&cuda_options(ordinal))?)
+}
+
+/// The same, which finishes every operation before the next begins: for clocking them.
+pub fn cuda_in_step(ordinal: usize) -> anyhow::Result<Cuda> {
+    Ok(Cuda::new(&CudaOptions {
+        is_in_step: true,
+        ..cuda_options(ordinal)
+    })?)
+}
+
+fn cuda_options(ordinal: usize) -> CudaOptions {
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    CudaOptions {
+        ordinal,
+        cache: cache.map(|cache| cache.join("muser/kernels")),
+        nvrtc: folder("MUSER_NVRTC"),
+        ..CudaOptions::default()
+    }
 }
 
 /// How keys and values are stored.
@@ -204,8 +259,8 @@ fn memory_bytes() -> u64 {
 /// How a model is loaded.
 #[derive(Args, Clone, Debug)]
 pub struct LoadArgs {
-    /// Device that computes
-    #[arg(long, value_enum, default_value_t)]
+    /// Device that computes: cpu, cuda (or cuda:N for GPU N), or reference, the scalar oracle
+    #[arg(long, default_value_t)]
     pub device: Device,
     #[command(flatten)]
     pub cpu: CpuArgs,
@@ -232,7 +287,7 @@ impl LoadArgs {
     /// Names flags that do nothing here.
     fn warn_of_no_effect(&self, file: &ModelFile) {
         let has_cpu_flags = self.cpu.threads.is_some() || self.cpu.isa.is_some();
-        if has_cpu_flags && self.device == Device::Reference {
+        if has_cpu_flags && self.device != Device::Cpu {
             terminal::warn("--threads and --isa are for --device cpu and do nothing here");
         }
         let MemoryArgs {
@@ -262,6 +317,10 @@ impl LoadArgs {
     pub fn load(&self, file: &ModelFile) -> anyhow::Result<Box<dyn Forward>> {
         match self.device {
             Device::Cpu => Ok(Box::new(self.load_on(self.cpu.device()?, file)?)),
+            Device::Cuda(ordinal) => {
+                let be = self.cuda_with_room(ordinal, file, (self.ctx.unwrap_or(usize::MAX), 1))?;
+                Ok(Box::new(self.load_on(be, file)?))
+            }
             Device::Reference => Ok(Box::new(self.load_on(Reference::new(), file)?)),
         }
     }
@@ -280,12 +339,48 @@ impl LoadArgs {
                 file,
                 room,
             )?)),
+            Device::Cuda(ordinal) => {
+                Ok(Box::new(self.load_sized_on(cuda(ordinal)?, file, room)?))
+            }
             Device::Reference => Ok(Box::new(self.load_sized_on(
                 Reference::new(),
                 file,
                 room,
             )?)),
         }
+    }
+
+    /// A GPU that has room for the model and `n_sequences` of `n_tokens` each.
+    fn cuda_with_room(
+        &self,
+        ordinal: usize,
+        file: &ModelFile,
+        (n_tokens, n_sequences): (usize, usize),
+    ) -> anyhow::Result<Cuda> {
+        /// Activations, scratch and what the driver takes for itself.
+        const RESERVE_BYTES: u64 = 3 << 29;
+        let be = cuda(ordinal)?;
+        let config = Config::from_metadata(file.gguf.metadata())?;
+        let layout = config.kv_layout(self.kv.into());
+        let n_slabs = layout.slabs_for(n_tokens.min(config.n_ctx), be.caps().max_rows);
+        let kv_bytes = (n_sequences * n_slabs * layout.slab_bytes()) as u64;
+        let (free_bytes, _) = be.memory_bytes()?;
+        let weight_bytes = file.gguf.data_bytes();
+        ensure!(
+            weight_bytes
+                .saturating_add(kv_bytes)
+                .saturating_add(RESERVE_BYTES)
+                <= free_bytes,
+            "{} does not fit {}: {} of weights, {} of keys and values (less with --ctx) and {} \
+             for activations, but {} are free",
+            file.name,
+            be.device(),
+            terminal::bytes(weight_bytes),
+            terminal::bytes(kv_bytes),
+            terminal::bytes(RESERVE_BYTES),
+            terminal::bytes(free_bytes),
+        );
+        Ok(be)
     }
 
     /// As [`LoadArgs::load`] on a device of the caller's, whatever `--device` says.
@@ -352,7 +447,12 @@ impl LoadArgs {
                 kv: self.kv.into(),
                 kv_bytes: kv_bytes((n_slabs * layout.slab_bytes()) as u64),
             };
-            self.memory.warn_if_short(file, options.kv_bytes);
+            match self.device {
+                Device::Cuda(_) => {}
+                Device::Cpu | Device::Reference => {
+                    self.memory.warn_if_short(file, options.kv_bytes)
+                }
+            }
             Model::load_as(be, &file.gguf, config, options)
         };
         load().with_context(|| format!("cannot load {}", file.name))
@@ -362,7 +462,7 @@ impl LoadArgs {
     pub fn n_threads(&self) -> usize {
         match self.device {
             Device::Cpu => self.cpu.n_threads(),
-            Device::Reference => 1,
+            Device::Cuda(_) | Device::Reference => 1,
         }
     }
 }

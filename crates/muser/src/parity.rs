@@ -54,7 +54,7 @@ impl Bounds {
     /// What passes where `device` is compared with exact values.
     fn of(device: Device) -> &'static Bounds {
         match device {
-            Device::Cpu => &INT8,
+            Device::Cpu | Device::Cuda(_) => &INT8,
             Device::Reference => &EXACT,
         }
     }
@@ -87,7 +87,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "against_kv", "dump"])]
     golden: Option<PathBuf>,
     /// Compare with this device, which is taken for right, over a text
-    #[arg(long, value_enum, value_name = "DEVICE", conflicts_with = "dump")]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "dump")]
     against: Option<Device>,
     /// Compare with keys and values of this type [default with --against: f32]
     #[arg(long, value_enum, value_name = "KV", conflicts_with = "dump")]
@@ -100,7 +100,7 @@ pub struct Args {
     dump: Option<PathBuf>,
     /// Device under test [default: cpu with --against, else reference: golden values and dumps want
     /// exact arithmetic]
-    #[arg(long, value_enum)]
+    #[arg(long)]
     device: Option<Device>,
     #[command(flatten)]
     cpu: CpuArgs,

@@ -3,7 +3,7 @@
 //! What one would get wrong: operations are clocked one by one, so their sum
 //! can be more than an unclocked pass takes.
 
-use crate::model_file::{Device, LoadArgs, ModelArgs, ModelFile};
+use crate::model_file::{Device, LoadArgs, ModelArgs, ModelFile, cuda_in_step};
 use crate::output::check_writable;
 use crate::terminal;
 use anyhow::{Context, bail};
@@ -52,6 +52,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = args.load.open(&args.model)?;
     match args.load.device {
         Device::Cpu => args.walk(args.load.cpu.device()?, &file),
+        Device::Cuda(ordinal) => args.walk(cuda_in_step(ordinal)?, &file),
         Device::Reference => args.walk(Reference::new(), &file),
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::command::{command, output, run as run_command, run_lines};
-use crate::{Outcome, client, fetch, tidy};
+use crate::{Outcome, client, fetch, gpu, tidy};
 
 /// What to run.
 #[derive(Args)]
@@ -35,6 +35,8 @@ enum Step {
     Clippy,
     /// All tests, by the command of the README
     Test,
+    /// Every CUDA kernel, compiled for three architectures
+    Kernels,
     /// Documentation, warnings are errors
     Doc,
     /// Golden tests that need a fetched model
@@ -131,18 +133,26 @@ fn run_step(root: &Path, step: Step, options: &Options, tally: &mut Tally) -> Ou
         }
         Step::Tidy => tidy::run(root),
         Step::Clippy => {
-            // The golden test is compiled only with its feature; it is linted like the rest.
+            // Golden and GPU tests are compiled only with their features; they are linted like the rest.
             let all = [
                 "--workspace",
                 "--all-targets",
                 "--features",
-                "muser/smollm2",
+                "muser/smollm2,cuda/gpu,cuda/nvrtc",
             ];
             run_command(&mut cargo(
                 &[&["clippy"], &all[..], &["--", "-D", "warnings"]].concat(),
             ))
         }
         Step::Test => run_tests(&mut cargo(&["test", "--workspace"]), tally),
+        Step::Kernels => {
+            gpu::nvrtc(root)?;
+            let compile = ["test", "--package", "cuda", "--features", "nvrtc"];
+            run_tests(
+                &mut cargo(&[&compile[..], &["--test", "compile"]].concat()),
+                tally,
+            )
+        }
         Step::Doc => run_command(
             cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
         ),

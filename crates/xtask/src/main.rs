@@ -7,6 +7,7 @@ mod ci;
 mod client;
 mod command;
 mod fetch;
+mod gpu;
 mod load;
 mod rival;
 mod serving;
@@ -48,6 +49,10 @@ enum Task {
     Golden,
     /// Test the server with the real `openai` package (installs it under target/client first)
     Client,
+    /// Build the tests that need a GPU into a folder to carry, and run them
+    Gpu(gpu::Options),
+    /// Fetch NVRTC, with which a test compiles all CUDA kernels
+    Nvrtc,
     /// Measure Muser and llama.cpp in turn on a model file (builds llama.cpp under target/rival first)
     Rival(rival::Options),
     /// Keep many conversations going on a server, then compute their answers again, alone
@@ -64,6 +69,8 @@ fn main() -> ExitCode {
         Task::Fetch { model } => fetch::run(root, model).map(|_| ()),
         Task::Golden => ci::golden(root).map(|_| ()),
         Task::Client => ci::client(root),
+        Task::Gpu(options) => gpu::run(root, &options),
+        Task::Nvrtc => gpu::nvrtc(root),
         Task::Rival(options) => rival::run(root, &options),
         Task::Soak(options) => soak::run(root, &options),
         Task::Load(options) => load::run(root, &options),

@@ -1,8 +1,6 @@
 //! What the backend's tests share beside `testing`: settings to compare.
 #![allow(dead_code)] // each test binary uses its part
 
-pub mod plain;
-
 use cpu::{Cpu, CpuOptions, Isa};
 
 /// A backend with these settings.

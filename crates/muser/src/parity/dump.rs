@@ -5,10 +5,11 @@
 //! columns]` f32, one row per token; `tokens.npy` holds the token ids.
 
 use super::{Args, passes};
-use crate::model_file::{Device, Kv};
+use crate::model_file::{self, Device, Kv};
 use crate::terminal::{count, print_line};
 use anyhow::{Context, ensure};
 use cpu::Cpu;
+use cuda::Cuda;
 use model::{Backend, Model, Probes, Reference};
 use npyz::WriterBuilder;
 use serde_json::json;
@@ -34,6 +35,11 @@ pub fn run(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
             let mut be = Reference::new();
             be.record_probes();
             nodes(load.load_on(be, &file)?, &tokens, Reference::take_probes)?
+        }
+        Device::Cuda(ordinal) => {
+            let mut be = model_file::cuda(ordinal)?;
+            be.record_probes();
+            nodes(load.load_on(be, &file)?, &tokens, Cuda::take_probes)?
         }
         Device::Cpu => {
             let mut be = args.cpu.device()?;

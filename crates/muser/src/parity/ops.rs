@@ -6,7 +6,7 @@
 //! says how far it went from there.
 
 use super::{Args, EXACT, INT8, passes};
-use crate::model_file::{Device, Kv};
+use crate::model_file::{self, Device, Kv};
 use crate::terminal::print_line;
 use model::paired::{Comparison, Difference, Limit};
 use model::{Backend, KvType, Paired, Reference};
@@ -16,14 +16,18 @@ use std::process::ExitCode;
 
 /// Compares `--device` with `right`.
 pub fn run(args: &Args, right: Device) -> anyhow::Result<ExitCode> {
-    let cpu = || args.cpu.device();
-    match (right, args.device()) {
-        (Device::Reference, Device::Reference) => {
-            compare(args, right, Reference::new(), Reference::new())
-        }
-        (Device::Reference, Device::Cpu) => compare(args, right, Reference::new(), cpu()?),
-        (Device::Cpu, Device::Reference) => compare(args, right, cpu()?, Reference::new()),
-        (Device::Cpu, Device::Cpu) => compare(args, right, cpu()?, cpu()?),
+    match right {
+        Device::Reference => with_right(args, right, Reference::new()),
+        Device::Cpu => with_right(args, right, args.cpu.device()?),
+        Device::Cuda(ordinal) => with_right(args, right, model_file::cuda(ordinal)?),
+    }
+}
+
+fn with_right<A: Backend>(args: &Args, against: Device, right: A) -> anyhow::Result<ExitCode> {
+    match args.device() {
+        Device::Reference => compare(args, against, right, Reference::new()),
+        Device::Cpu => compare(args, against, right, args.cpu.device()?),
+        Device::Cuda(ordinal) => compare(args, against, right, model_file::cuda(ordinal)?),
     }
 }
 
@@ -35,8 +39,9 @@ fn compare<A: Backend, B: Backend>(
 ) -> anyhow::Result<ExitCode> {
     let file = args.model.open()?;
     let tokens = args.tokens(&file)?;
-    // Two devices of one kind round alike.
-    let bounds = match against == args.device() {
+    // All but the reference round alike.
+    let is_reference = |device| device == Device::Reference;
+    let bounds = match is_reference(against) == is_reference(args.device()) {
         true => &EXACT,
         false => &INT8,
     };

@@ -1,22 +1,21 @@
-//! The CPU backend with every fused operation at its default body, and, if
-//! asked for, a sum that depends on the number of rows: so that tests can show
-//! what fusing changes, and that they would notice such a sum.
+//! A backend with every fused operation at its default body, and, if asked for, a
+//! sum that depends on the number of rows: so that tests can show what fusing
+//! changes, and that they would notice such a sum.
 
-use cpu::{Buf, Cpu, Kv, Rotation, Weight};
 use gguf::TensorView;
 use model::backend::{Attention, BlockAttention, Caps, KvLayer, PageData, RowSet};
 use model::kv::KvLayout;
 use model::{Backend, DeviceError, PageClass, PageId, Probes, Rope, Shape, Step};
 
-pub struct Plain {
-    inner: Cpu,
+pub struct Plain<B> {
+    inner: B,
     /// Passes of more than eight rows add in two halves.
     is_order_dependent: bool,
     n_rows: usize,
 }
 
-impl Plain {
-    pub fn new(inner: Cpu) -> Plain {
+impl<B: Backend> Plain<B> {
+    pub fn new(inner: B) -> Plain<B> {
         Plain {
             inner,
             is_order_dependent: false,
@@ -24,7 +23,7 @@ impl Plain {
         }
     }
 
-    pub fn order_dependent(inner: Cpu) -> Plain {
+    pub fn order_dependent(inner: B) -> Plain<B> {
         Plain {
             is_order_dependent: true,
             ..Plain::new(inner)
@@ -35,39 +34,39 @@ impl Plain {
 /// Operations that are the inner backend's.
 macro_rules! same {
     ($($op:ident($out:ident $(, $x:ident: $ty:ty)*);)*) => {
-        $(fn $op(&mut self, $out: &mut Buf $(, $x: $ty)*) {
+        $(fn $op(&mut self, $out: &mut B::Buf $(, $x: $ty)*) {
             self.inner.$op($out $(, $x)*);
         })*
     };
 }
 
-impl Backend for Plain {
-    type Buf = Buf;
-    type Weight = Weight;
-    type Kv = Kv;
-    type Rope = Rotation;
+impl<B: Backend> Backend for Plain<B> {
+    type Buf = B::Buf;
+    type Weight = B::Weight;
+    type Kv = B::Kv;
+    type Rope = B::Rope;
 
     fn caps(&self) -> Caps {
         self.inner.caps()
     }
 
-    fn load(&mut self, tensor: &TensorView) -> Result<Weight, DeviceError> {
+    fn load(&mut self, tensor: &TensorView) -> Result<B::Weight, DeviceError> {
         self.inner.load(tensor)
     }
 
-    fn load_rope(&mut self, rope: &Rope) -> Result<Rotation, DeviceError> {
+    fn load_rope(&mut self, rope: &Rope) -> Result<B::Rope, DeviceError> {
         self.inner.load_rope(rope)
     }
 
-    fn alloc(&mut self, rows: RowSet, cols: usize) -> Result<Buf, DeviceError> {
+    fn alloc(&mut self, rows: RowSet, cols: usize) -> Result<B::Buf, DeviceError> {
         self.inner.alloc(rows, cols)
     }
 
-    fn alloc_kv(&mut self, layout: &KvLayout) -> Result<Kv, DeviceError> {
+    fn alloc_kv(&mut self, layout: &KvLayout) -> Result<B::Kv, DeviceError> {
         self.inner.alloc_kv(layout)
     }
 
-    fn grow_kv(&mut self, kv: &mut Kv, n_slabs: usize) -> Result<(), DeviceError> {
+    fn grow_kv(&mut self, kv: &mut B::Kv, n_slabs: usize) -> Result<(), DeviceError> {
         self.inner.grow_kv(kv, n_slabs)
     }
 
@@ -81,13 +80,13 @@ impl Backend for Plain {
         Ok(())
     }
 
-    fn read(&mut self, x: &Buf) -> Result<Vec<f32>, DeviceError> {
+    fn read(&mut self, x: &B::Buf) -> Result<Vec<f32>, DeviceError> {
         self.inner.read(x)
     }
 
     fn export_page(
         &mut self,
-        kv: &Kv,
+        kv: &B::Kv,
         class: PageClass,
         page: PageId,
         rows: usize,
@@ -97,7 +96,7 @@ impl Backend for Plain {
 
     fn import_page(
         &mut self,
-        kv: &mut Kv,
+        kv: &mut B::Kv,
         class: PageClass,
         page: PageId,
         data: &PageData,
@@ -107,7 +106,7 @@ impl Backend for Plain {
 
     fn copy_page(
         &mut self,
-        kv: &mut Kv,
+        kv: &mut B::Kv,
         class: PageClass,
         from: PageId,
         to: PageId,
@@ -116,7 +115,7 @@ impl Backend for Plain {
         self.inner.copy_page(kv, class, from, to, rows)
     }
 
-    fn add(&mut self, x: &mut Buf, y: &Buf) {
+    fn add(&mut self, x: &mut B::Buf, y: &B::Buf) {
         if !self.is_order_dependent || self.n_rows <= 8 {
             return self.inner.add(x, y);
         }
@@ -128,24 +127,24 @@ impl Backend for Plain {
         self.inner.add(x, &half);
     }
 
-    fn store_kv(&mut self, kv: &mut Kv, layer: KvLayer, k: &Buf, v: &Buf) {
+    fn store_kv(&mut self, kv: &mut B::Kv, layer: KvLayer, k: &B::Buf, v: &B::Buf) {
         self.inner.store_kv(kv, layer, k, v);
     }
 
     same! {
-        embed(out, table: &Weight);
-        matmul(out, w: &Weight, x: &Buf);
-        add_bias(x, bias: &Weight);
-        rms_norm(out, x: &Buf, w: Option<&Weight>, eps: f32);
-        head_norm(x, w: &Weight, eps: f32);
-        rope(x, rope: &Rotation, head_dim: usize);
-        attend(out, q: &Buf, kv: &Kv, at: &Attention);
-        attend_block(out, q: &Buf, k: &Buf, v: &Buf, kv: &Kv, at: &BlockAttention);
-        mul_sigmoid(x, gate: &Buf);
-        swiglu(gate, up: &Buf);
-        gather(out, x: &Buf);
+        embed(out, table: &B::Weight);
+        matmul(out, w: &B::Weight, x: &B::Buf);
+        add_bias(x, bias: &B::Weight);
+        rms_norm(out, x: &B::Buf, w: Option<&B::Weight>, eps: f32);
+        head_norm(x, w: &B::Weight, eps: f32);
+        rope(x, rope: &B::Rope, head_dim: usize);
+        attend(out, q: &B::Buf, kv: &B::Kv, at: &Attention);
+        attend_block(out, q: &B::Buf, k: &B::Buf, v: &B::Buf, kv: &B::Kv, at: &BlockAttention);
+        mul_sigmoid(x, gate: &B::Buf);
+        swiglu(gate, up: &B::Buf);
+        gather(out, x: &B::Buf);
         softcap(x, scale: f32, cap: Option<f32>);
-        copy_columns(out, first_col: usize, x: &Buf);
+        copy_columns(out, first_col: usize, x: &B::Buf);
     }
 
     fn probes(&mut self) -> Option<&mut Probes> {
