@@ -5,12 +5,14 @@
 
 mod common;
 
-use testing::context::{Bench, HEAD_DIM, N_DISTINCT, N_HEAD, N_HEAD_KV, POSITIONS, WINDOWS, values};
-use testing::suite::bits;
 use common::{cpu, isas};
-use testing::distance;
 use cpu::Isa;
 use model::KvType;
+use testing::context::{
+    Bench, HEAD_DIM, N_DISTINCT, N_HEAD, N_HEAD_KV, POSITIONS, WINDOWS, values,
+};
+use testing::distance;
+use testing::suite::bits;
 
 /// Each position on its own, one thread, scalar.
 fn alone(ty: KvType) -> Vec<Vec<Vec<f32>>> {

@@ -5,14 +5,14 @@
 
 mod common;
 
-use testing::Plain;
-use testing::suite::{MANY, ODD, SINGLE, Shape, assert_same, is_product, results};
 use common::{cpu, isas};
-use testing::{Noise, distance, tensor};
 use cpu::Isa;
 use gguf::TensorType;
 use model::backend::RowSet;
 use model::{Backend, Input, KvType, Reference, Row, RowOutput, Step, Want};
+use testing::Plain;
+use testing::suite::{MANY, ODD, SINGLE, Shape, assert_same, is_product, results};
+use testing::{Noise, distance, tensor};
 
 /// Scalar on one thread against everything else.
 fn check(shape: Shape, kv: KvType) {

@@ -7,12 +7,12 @@
 
 mod common;
 
-use testing::blocks::{INTEGER, Random, Second, integer, put_f16, random_weights, view};
 use common::isas;
 use cpu::{ActivationKind, Activations, Isa, Matrix, OutColumns, TILE_ROWS};
 use gguf::{TensorType, TensorView, quant};
 use half::f16;
 use proptest::prelude::*;
+use testing::blocks::{INTEGER, Random, Second, integer, put_f16, random_weights, view};
 
 const ONE: f32 = 1.0;
 

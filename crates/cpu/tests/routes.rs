@@ -7,13 +7,13 @@
 
 mod common;
 
-use testing::lab::{Lab, check_golden, differing, made_up, moved, text, with_drafter};
-use testing::Plain;
 use common::{cpu, isas};
-use testing::{bundled, first_difference, open, testdata};
 use cpu::Isa;
 use gguf::Gguf;
 use model::KvType;
+use testing::Plain;
+use testing::lab::{Lab, check_golden, differing, made_up, moved, text, with_drafter};
+use testing::{bundled, first_difference, open, testdata};
 
 /// Every route on one thread, and on each instruction set and number of threads
 /// the ones that cut work differently.

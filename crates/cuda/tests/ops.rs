@@ -7,12 +7,12 @@ mod device;
 use testing::Plain;
 use testing::suite::{MANY, ODD, SINGLE, Shape, assert_same, results};
 
-use testing::{Noise, tensor};
 use cpu::Isa;
 use device::{cpu, device};
 use gguf::TensorType;
 use model::backend::RowSet;
 use model::{Backend, Input, KvType, Row, RowOutput, Step, Want};
+use testing::{Noise, tensor};
 
 fn check(shape: Shape, kv: KvType) {
     let expected = results(cpu(Isa::Scalar, 1), shape, kv);

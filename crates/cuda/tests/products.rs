@@ -5,12 +5,12 @@ mod device;
 
 use testing::blocks::{INTEGER, Random, Second, put_f16, random_weights, view};
 
-use testing::tensor;
 use cpu::Isa;
 use device::{cpu, device};
 use gguf::{TensorType, TensorView, quant};
 use model::backend::RowSet;
 use model::{Backend, Input, Row, Step};
+use testing::tensor;
 
 /// Rows of a pass that looks up `tokens`.
 fn step(tokens: impl Iterator<Item = u32>) -> Step {

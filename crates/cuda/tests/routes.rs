@@ -4,16 +4,16 @@
 
 mod device;
 
+use testing::Plain;
 use testing::context::{Bench, POSITIONS, WINDOWS};
 use testing::lab::{Lab, check_golden, differing, made_up, moved, text, with_drafter};
-use testing::Plain;
 use testing::suite::bits;
 
-use testing::{bundled, first_difference, open, testdata};
 use cpu::Isa;
-use device::{device, unrecorded};
+use device::{cpu, device, unrecorded};
 use gguf::Gguf;
 use model::KvType;
+use testing::{bundled, first_difference, open, testdata};
 
 fn check(file: &Gguf, kv: KvType, tokens: &[u32]) {
     let mut lab = Lab::new(device(), file, kv);

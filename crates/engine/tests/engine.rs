@@ -7,6 +7,7 @@ use engine::{
     Ending, Engine, Error, Generated, Generation, Receive, Request, SampleError, Sampler,
     SamplerSettings, Sequence,
 };
+use gguf::Gguf;
 use model::backend::PageData;
 use model::kv::PageCopy;
 use model::{

@@ -409,22 +409,30 @@ impl LoadArgs {
         kv_bytes: Option<u64>,
     ) -> anyhow::Result<Box<dyn Forward>> {
         let n_tokens = self.ctx.unwrap_or(usize::MAX);
-        let kv_bytes = |bytes: u64| {
-            kv_bytes.unwrap_or_else(|| {
-                let free = match memory_bytes() {
-                    0 => u64::MAX,
-                    memory => memory.saturating_sub(file.gguf.data_bytes()) / 2,
-                };
-                bytes.saturating_mul(n_sequences as u64).min(free)
-            })
+        let shared = |memory_bytes: u64| {
+            move |bytes: u64| {
+                kv_bytes.unwrap_or_else(|| {
+                    let free = match memory_bytes {
+                        0 => u64::MAX,
+                        memory => memory.saturating_sub(file.gguf.data_bytes()) / 2,
+                    };
+                    bytes.saturating_mul(n_sequences as u64).min(free)
+                })
+            }
         };
         match self.device {
             Device::Cpu => {
-                let be = self.cpu.device()?;
+                let (be, kv_bytes) = (self.cpu.device()?, shared(memory_bytes()));
+                Ok(Box::new(self.load_with(be, file, n_tokens, kv_bytes)?))
+            }
+            Device::Cuda(ordinal) => {
+                let be = cuda(ordinal)?;
+                let (free_bytes, _) = be.memory_bytes()?;
+                let kv_bytes = shared(free_bytes);
                 Ok(Box::new(self.load_with(be, file, n_tokens, kv_bytes)?))
             }
             Device::Reference => {
-                let be = Reference::new();
+                let (be, kv_bytes) = (Reference::new(), shared(memory_bytes()));
                 Ok(Box::new(self.load_with(be, file, n_tokens, kv_bytes)?))
             }
         }

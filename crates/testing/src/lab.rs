@@ -4,8 +4,8 @@
 use crate::{Golden, append, distance, first_difference, full, loaded, open, pool_of, testdata};
 use gguf::Gguf;
 use model::{
-    Backend, Batch, DraftRequest, Forward, KvType, Model, Options, PageClass, PagePool, SequencePages, Want,
-    WindowConvention,
+    Backend, Batch, DraftRequest, Forward, KvType, Model, Options, PageClass, PagePool,
+    SequencePages, Want, WindowConvention,
 };
 
 pub type Logits = Vec<Vec<f32>>;
