@@ -33,6 +33,19 @@ functions!(AttentionFunctions {
     merge_states,
 });
 
+impl AttentionFunctions {
+    /// The kernel of a route for heads of `dim` elements; the query heads and threads of a block; blocks that share a row.
+    fn of(&self, route: Route, dim: usize) -> (Function, (usize, u32), usize) {
+        let is_wide = dim > MAX_HEAD_DIM / 2;
+        match (route, is_wide) {
+            (Route::Whole, false) => (self.attend_whole, WHOLE, 1),
+            (Route::Whole, true) => (self.attend_whole_wide, WHOLE, 1),
+            (Route::States { workers }, false) => (self.attend_split, SPLIT, workers),
+            (Route::States { workers }, true) => (self.attend_split_wide, SPLIT, workers),
+        }
+    }
+}
+
 /// Which keys a row sees.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sight {
@@ -234,15 +247,9 @@ impl Cuda {
         } else {
             Element::F32
         };
-        let is_wide = dim > MAX_HEAD_DIM / 2;
         let f = self.attention_kernels(element)?;
         let merge = f.merge_states;
-        let (function, (queries, threads), workers) = match (route, is_wide) {
-            (Route::Whole, false) => (f.attend_whole, WHOLE, 1),
-            (Route::Whole, true) => (f.attend_whole_wide, WHOLE, 1),
-            (Route::States { workers }, false) => (f.attend_split, SPLIT, workers),
-            (Route::States { workers }, true) => (f.attend_split_wide, SPLIT, workers),
-        };
+        let (function, (queries, threads), workers) = f.of(route, dim);
         let grid = Grid {
             blocks: [
                 workers as u32,
