@@ -427,7 +427,10 @@ fn a_part_writes_its_own_columns() {
     for (ty, ..) in INTEGER {
         let (n_rows, cols) = (75, 512);
         let view = view(ty, cols, &random_weights(ty, n_rows, cols, &mut random));
-        for (isa, n_x) in isas().flat_map(|isa| [(isa, 1), (isa, 3), (isa, 19)]) {
+        for (isa, n_x) in isas()
+            .into_iter()
+            .flat_map(|isa| [(isa, 1), (isa, 3), (isa, 19)])
+        {
             let matrix = Matrix::new(&view, isa).expect("a supported type");
             let mut activations = Activations::new();
             activations.resize(matrix.activation_kind(), n_x, cols);
