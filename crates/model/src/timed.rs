@@ -11,6 +11,7 @@ use crate::batch::{Outputs, Shape, Step, Want};
 use crate::kv::{KvLayout, PageClass, PageId};
 use crate::rope::Rope;
 use gguf::{TensorType, TensorView};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// One call of an operation.
@@ -20,13 +21,18 @@ pub struct Call {
     pub op: &'static str,
     /// The tensors it reads, without layer and suffix (`attn_q`), if any.
     pub tensors: String,
-    /// How the device does it, in words.
-    pub kernel: String,
-    /// Rows and columns it writes.
+    /// Encoding of what it reads, and the device's way with it, in words.
+    pub encoding: String,
+    /// Rows it writes.
     pub rows: usize,
     /// Columns it writes.
     pub cols: usize,
-    /// Bytes it must read: encoded weights, stored keys and values.
+    /// Columns of a product's input, over which it sums; 0 for other operations.
+    pub inner: usize,
+    /// Multiplications of products and of attention, each with an addition.
+    pub macs: u64,
+    /// Bytes it must read: encoded weights, and each stored key and value that a row
+    /// of the pass sees, once.
     pub bytes: u64,
     /// Start, since the pass began.
     pub start: Duration,
@@ -56,6 +62,7 @@ pub struct TimedWeight<T> {
     ty: TensorType,
     row_bytes: u64,
     n_bytes: u64,
+    n_elements: u64,
 }
 
 /// Pages with their layout.
@@ -68,7 +75,9 @@ pub struct TimedKv<T> {
 #[derive(Default)]
 struct Note {
     tensors: String,
-    kernel: String,
+    encoding: String,
+    inner: usize,
+    macs: u64,
     bytes: u64,
 }
 
@@ -109,42 +118,70 @@ impl<B: Backend> Timed<B> {
         self.calls.push(Call {
             op,
             tensors: note.tensors,
-            kernel: note.kernel,
+            encoding: note.encoding,
             rows: self.n_rows(set),
             cols,
+            inner: note.inner,
+            macs: note.macs,
             bytes: note.bytes,
             start,
             time,
         });
     }
 
-    /// What products with these weights read, and how they are done.
-    fn products(&self, weights: &[&TimedWeight<B::Weight>]) -> Note {
+    /// What an operation with these weights reads, and how that is encoded.
+    fn weights_read(&self, weights: &[&TimedWeight<B::Weight>]) -> Note {
         let names: Vec<&str> = weights.iter().map(|w| short(&w.name)).collect();
-        let mut kernels: Vec<String> = Vec::new();
+        let mut encodings: Vec<String> = Vec::new();
         for weight in weights {
-            let kernel = self.be.kernel(weight.ty);
-            if !kernels.contains(&kernel) {
-                kernels.push(kernel);
+            let encoding = self.be.kernel(weight.ty);
+            if !encodings.contains(&encoding) {
+                encodings.push(encoding);
             }
         }
         Note {
             tensors: names.join("+"),
-            kernel: kernels.join("+"),
+            encoding: encodings.join("+"),
             bytes: weights.iter().map(|w| w.n_bytes).sum(),
+            ..Note::default()
         }
     }
 
-    /// Keys and values that attention over stored rows reads, each once per
-    /// row of the pass.
-    fn keys_read(&self, kv: &TimedKv<B::Kv>, layer: KvLayer, n_keys: impl Fn(u32) -> u64) -> Note {
+    /// As [`Timed::weights_read`], of products with `inner` columns of each row of `set`.
+    fn products(&self, weights: &[&TimedWeight<B::Weight>], (set, inner): (RowSet, usize)) -> Note {
+        let n_elements: u64 = weights.iter().map(|w| w.n_elements).sum();
+        Note {
+            inner,
+            macs: self.n_rows(set) as u64 * n_elements,
+            ..self.weights_read(weights)
+        }
+    }
+
+    /// What attention over stored rows reads and computes, if a row at a position sees
+    /// those of `sees` and its result has `cols` columns.
+    fn keys_read(
+        &self,
+        kv: &TimedKv<B::Kv>,
+        layer: KvLayer,
+        cols: usize,
+        sees: impl Fn(u32) -> Range<u32>,
+    ) -> Note {
         let class = &kv.layout.classes[layer.class as usize];
         let key_bytes = 2 * class.n_head_kv * class.head_dim * kv.layout.ty.bytes();
-        let keys: u64 = self.step.rows.iter().map(|row| n_keys(row.pos)).sum();
+        let (mut n_read, mut n_seen) = (0, 0);
+        // Rows of a sequence share what they read.
+        for rows in self.step.rows.chunk_by(|a, b| a.seq == b.seq) {
+            let seen = rows.iter().map(|row| sees(row.pos));
+            n_seen += seen.clone().map(|keys| keys.len() as u64).sum::<u64>();
+            let union = seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+            n_read += union.map_or(0, |keys| keys.len() as u64);
+        }
         Note {
-            tensors: String::new(),
-            kernel: format!("{} {}", layer.class, kv.layout.ty),
-            bytes: keys * key_bytes as u64,
+            encoding: format!("{} {}", layer.class, kv.layout.ty),
+            // Scores and weighted values.
+            macs: 2 * n_seen * cols as u64,
+            bytes: n_read * key_bytes as u64,
+            ..Note::default()
         }
     }
 }
@@ -185,6 +222,7 @@ impl<B: Backend> Backend for Timed<B> {
             ty: tensor.ty,
             row_bytes: tensor.ty.row_bytes(tensor.shape[0]).unwrap_or(0),
             n_bytes: tensor.data.len() as u64,
+            n_elements: tensor.shape.iter().product(),
         })
     }
 
@@ -264,7 +302,7 @@ impl<B: Backend> Backend for Timed<B> {
     }
 
     fn embed(&mut self, out: &mut Self::Buf, table: &Self::Weight) {
-        let mut note = self.products(&[table]);
+        let mut note = self.weights_read(&[table]);
         note.bytes = table.row_bytes * self.step.rows.len() as u64;
         self.clock("embed", out.shape(), note, |be| {
             be.embed(&mut out.buf, &table.weight);
@@ -272,7 +310,7 @@ impl<B: Backend> Backend for Timed<B> {
     }
 
     fn matmul(&mut self, out: &mut Self::Buf, w: &Self::Weight, x: &Self::Buf) {
-        let note = self.products(&[w]);
+        let note = self.products(&[w], x.shape());
         self.clock("matmul", out.shape(), note, |be| {
             be.matmul(&mut out.buf, &w.weight, &x.buf);
         });
@@ -310,7 +348,9 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn attend(&mut self, out: &mut Self::Buf, q: &Self::Buf, kv: &Self::Kv, at: &Attention) {
         let window = at.window.unwrap_or(u32::MAX);
-        let note = self.keys_read(kv, at.layer, |pos| u64::from(pos.min(window - 1)) + 1);
+        let note = self.keys_read(kv, at.layer, out.cols, |pos| {
+            (pos + 1).saturating_sub(window)..pos + 1
+        });
         self.clock("attend", out.shape(), note, |be| {
             be.attend(&mut out.buf, &q.buf, &kv.kv, at);
         });
@@ -325,8 +365,8 @@ impl<B: Backend> Backend for Timed<B> {
         kv: &Self::Kv,
         at: &BlockAttention,
     ) {
-        let sees = |q: u32| (0..q).filter(|&key| at.window.sees(q, key)).count() as u64;
-        let note = self.keys_read(kv, at.layer, sees);
+        let sees = |q: u32| (0..q).find(|&key| at.window.sees(q, key)).unwrap_or(q)..q;
+        let note = self.keys_read(kv, at.layer, out.cols, sees);
         self.clock("attend_block", out.shape(), note, |be| {
             be.attend_block(&mut out.buf, &q.buf, &k.buf, &v.buf, &kv.kv, at);
         });
@@ -391,7 +431,7 @@ impl<B: Backend> Backend for Timed<B> {
         w: [&Self::Weight; 4],
         x: &Self::Buf,
     ) {
-        let note = self.products(&w);
+        let note = self.products(&w, x.shape());
         let cols = q.cols + k.cols + v.cols + gate.cols;
         let w = w.map(|w| &w.weight);
         self.clock("qkv_gate", (q.set, cols), note, |be| {
@@ -425,7 +465,7 @@ impl<B: Backend> Backend for Timed<B> {
         w_up: &Self::Weight,
         x: &Self::Buf,
     ) {
-        let note = self.products(&[w_gate, w_up]);
+        let note = self.products(&[w_gate, w_up], x.shape());
         self.clock("ffn_in", ff.shape(), note, |be| {
             let (w_gate, w_up) = (&w_gate.weight, &w_up.weight);
             be.ffn_in(&mut ff.buf, &mut up.buf, w_gate, w_up, &x.buf);
@@ -442,7 +482,7 @@ impl<B: Backend> Backend for Timed<B> {
         scale: f32,
         cap: Option<f32>,
     ) {
-        let note = self.products(&[head]);
+        let note = self.products(&[head], (logits.set, x.cols));
         let norm = (&norm.0.weight, norm.1);
         self.clock("logits", logits.shape(), note, |be| {
             let (logits, normed) = (&mut logits.buf, &mut normed.buf);

@@ -58,6 +58,24 @@ fn read_utf8(from: impl Read, what: &str, origin: &str) -> anyhow::Result<String
     })
 }
 
+/// A count on the command line, with blanks around it in lists.
+///
+/// # Errors
+/// It is no whole number of 32 bits.
+pub fn number(word: &str) -> Result<usize, String> {
+    let number = word.trim().parse::<u32>().map(|n| n as usize);
+    number.map_err(|_| "expected a whole number".to_string())
+}
+
+/// As [`number`], of what there must be one of.
+///
+/// # Errors
+/// Also for 0.
+pub fn positive(word: &str) -> Result<usize, String> {
+    let number = number(word).ok().filter(|&n| n > 0);
+    number.ok_or_else(|| "expected a whole number, 1 or more".to_string())
+}
+
 /// Token ids written as `1,2,3`, with a comma, blanks or both between them.
 ///
 /// # Errors

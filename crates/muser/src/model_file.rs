@@ -1,11 +1,13 @@
 //! Where a model comes from: a file of the user's, or the program itself.
 
+use crate::input::number;
 use crate::terminal;
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
+use cpu::pool::MAX_THREADS;
 use cpu::{Cpu, CpuOptions, Isa};
 use cuda::{Cuda, CudaOptions};
-use gguf::{Bytes, Gguf};
+use gguf::{Bytes, Gguf, TensorType};
 use model::{Backend, Config, Forward, KvType, Model, Options, Reference};
 use std::fmt;
 use std::path::PathBuf;
@@ -62,6 +64,20 @@ impl ModelFile {
     /// The text of a metadata key, if it has that type.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.gguf.metadata().str(key).ok().flatten()
+    }
+
+    /// The encodings of the matrices, the one with the most bytes first: `Q4_K+Q6_K`.
+    pub fn quantization(&self) -> String {
+        let mut bytes: Vec<(TensorType, usize)> = Vec::new();
+        for tensor in self.gguf.tensors().iter().filter(|t| t.shape.len() > 1) {
+            match bytes.iter_mut().find(|(ty, _)| *ty == tensor.ty) {
+                Some((_, sum)) => *sum += tensor.data.len(),
+                None => bytes.push((tensor.ty, tensor.data.len())),
+            }
+        }
+        bytes.sort_by_key(|&(_, sum)| std::cmp::Reverse(sum));
+        let names: Vec<&str> = bytes.iter().map(|(ty, _)| ty.name()).collect();
+        names.join("+")
     }
 }
 
@@ -150,11 +166,16 @@ impl From<Kv> for KvType {
 #[derive(Args, Clone, Debug, Default)]
 pub struct CpuArgs {
     /// Threads of the CPU device [default: what the quota and affinity of this process allow]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = n_threads)]
     pub threads: Option<usize>,
     /// Instruction set of the CPU device: scalar, avx2, avx512 or amx [default: the widest there is]
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
+}
+
+fn n_threads(word: &str) -> Result<usize, String> {
+    let threads = number(word).ok().filter(|n| (1..=MAX_THREADS).contains(n));
+    threads.ok_or_else(|| format!("expected 1 to {MAX_THREADS}"))
 }
 
 impl CpuArgs {
@@ -212,17 +233,17 @@ impl MemoryArgs {
         Ok(())
     }
 
-    /// Where the weights of `file` lie, for start lines.
+    /// Where the weights of `file` lie, for start lines and reports.
     pub fn describe(&self, file: &ModelFile) -> &'static str {
         if file.is_bundled {
-            return "weights in the program";
+            return "in the program";
         }
         match (self.no_mmap, self.prefetch, self.mlock) {
-            (true, _, false) => "weights read into memory",
-            (true, _, true) => "weights read into memory, locked",
-            (false, false, false) => "weights mapped",
-            (false, true, false) => "weights mapped, prefetched",
-            (false, _, true) => "weights mapped, locked",
+            (true, _, false) => "read into memory",
+            (true, _, true) => "read into memory, locked",
+            (false, false, false) => "mapped",
+            (false, true, false) => "mapped, prefetched",
+            (false, _, true) => "mapped, locked",
         }
     }
 
@@ -303,9 +324,15 @@ impl LoadArgs {
         }
     }
 
-    /// Checks that a sequence of `n_tokens` fits the model and `--ctx`.
+    /// Checks that `--ctx` fits the model, and a sequence of `n_tokens` both.
     pub fn check_length(&self, config: &Config, n_tokens: usize) -> anyhow::Result<()> {
-        let n_ctx = self.ctx.unwrap_or(config.n_ctx).min(config.n_ctx);
+        let n_ctx = self.ctx.unwrap_or(config.n_ctx);
+        if n_ctx < 2 || n_ctx > config.n_ctx {
+            bail!(engine::Error::Context {
+                found: n_ctx,
+                n_ctx: config.n_ctx,
+            });
+        }
         ensure!(
             n_tokens <= n_ctx,
             "{n_tokens} tokens of context are needed, but there are {n_ctx}"
@@ -396,7 +423,9 @@ impl LoadArgs {
         file: &ModelFile,
         (n_tokens, n_sequences): (usize, usize),
     ) -> anyhow::Result<Model<B>> {
-        self.load_with(be, file, n_tokens, |bytes| n_sequences as u64 * bytes)
+        self.load_with(be, file, n_tokens, |bytes| {
+            bytes.saturating_mul(n_sequences as u64)
+        })
     }
 
     /// Loads the model for `n_sequences` that share `kv_bytes`. If nothing is
@@ -464,6 +493,12 @@ impl LoadArgs {
             Model::load_as(be, &file.gguf, config, options)
         };
         load().with_context(|| format!("cannot load {}", file.name))
+    }
+
+    /// The instruction set in use, of a device that has a choice.
+    pub fn isa(&self) -> Option<Isa> {
+        let isa = self.cpu.isa.unwrap_or_else(Isa::detect);
+        (self.device == Device::Cpu).then_some(isa)
     }
 
     /// Threads that compute.

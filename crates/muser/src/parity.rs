@@ -43,11 +43,11 @@ const EXACT: Bounds = Bounds {
 };
 
 /// With activations of eight bits (docs/numerics.md): single logits of the toy models
-/// may be anywhere.
+/// may be anywhere; a log-probability of SmolLM2 in Q4_1 is off by up to 1.37 (llama.cpp: 1.19).
 const INT8: Bounds = Bounds {
     relative_rms: 0.12,
     logits: f64::INFINITY,
-    logprobs: 0.75,
+    logprobs: 1.5,
 };
 
 impl Bounds {
@@ -125,7 +125,7 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// With --golden or --ops: largest absolute difference that passes [default: 2e-3 of logits,
-    /// 1e-3 of log-probabilities, any with --ops; on the CPU device any and 0.75]
+    /// 1e-3 of log-probabilities, any with --ops; on other devices any and 1.5]
     #[arg(long, value_name = "X", value_parser = limit)]
     max_abs: Option<f64>,
     /// With --golden or --ops: largest relative RMS difference that passes, of logits or of an

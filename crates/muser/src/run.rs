@@ -108,6 +108,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut answer = Answer::new(reader, args.json);
     let outcome = engine.generate(&mut sequence, &request, &mut *guide, &mut answer);
     answer.bar.finish_and_clear();
+    if outcome.is_err() {
+        // The error begins a line of its own.
+        answer.end_line();
+    }
     let done = outcome.map_err(|error| match guide.failure() {
         Some(reason) => anyhow!("the answer cannot go on as demanded: {reason}"),
         None => with_remedy(error, &engine),
@@ -213,8 +217,10 @@ fn print_start(args: &Args, file: &ModelFile, engine: &Engine, sampling: &Sampli
         None => file.name.clone(),
     };
     remark(&format!(
-        "{title} | {} | {} | {} | kv {} | context {} | {} beside the weights | {} ({})",
+        "{title} | {} | {} | {} | weights {} | kv {} | context {} | up to {} beside the weights at \
+         full context | {} ({})",
         model.config().architecture.name(),
+        file.quantization(),
         model.caps().device,
         args.load.memory.describe(file),
         model.capacity().layout.ty,
@@ -315,13 +321,23 @@ impl Answer {
     fn finish(&mut self) -> anyhow::Result<()> {
         let (events, _) = self.reader.finish();
         self.take(events);
-        if !self.is_quiet && !self.content.ends_with('\n') && !self.content.is_empty() {
-            let line_end = terminal::print_piece("\n");
-            self.failure = self.failure.take().or(line_end.err());
-        }
+        self.end_line();
         match self.failure.take() {
             None => Ok(()),
             Some(error) => Err(error).context("cannot write the answer"),
+        }
+    }
+
+    /// Ends the line that answer or reasoning left open.
+    fn end_line(&mut self) {
+        if self.is_quiet {
+            return;
+        }
+        if self.content.is_empty() && !self.reasoning.is_empty() {
+            anstream::eprintln!();
+        } else if !self.content.is_empty() && !self.content.ends_with('\n') {
+            let line_end = terminal::print_piece("\n");
+            self.failure = self.failure.take().or(line_end.err());
         }
     }
 
@@ -341,10 +357,6 @@ impl Answer {
 
     fn print_figures(&self, done: &Generation, seed: u64) {
         let ended = self.ended(done);
-        if self.content.is_empty() && !self.reasoning.is_empty() {
-            // The reasoning's line is still open.
-            anstream::eprintln!();
-        }
         remark(&format!(
             "prompt {}, {:.1} tokens/s | generated {}, {:.1} tokens/s | {ended} | seed {seed}",
             count(done.n_prefill, "token"),
@@ -382,10 +394,10 @@ impl Answer {
             },
             "timings": {
                 "prefill_tokens": done.n_prefill,
-                "prefill_ms": done.prefill.as_secs_f64() * 1e3,
+                "prefill_ms": terminal::rounded(done.prefill.as_secs_f64() * 1e3),
                 "decode_tokens": done.n_generated,
-                "decode_ms": done.decode.as_secs_f64() * 1e3,
-                "decode_tokens_per_second": done.decode_rate(),
+                "decode_ms": terminal::rounded(done.decode.as_secs_f64() * 1e3),
+                "decode_tokens_per_second": terminal::rounded(done.decode_rate()),
             },
         })
     }

@@ -111,6 +111,11 @@ pub fn grouped(n: u64) -> String {
     text
 }
 
+/// A figure for programs: three decimals.
+pub fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
 /// `1 token`, `2 tokens`.
 pub fn count(n: usize, noun: &str) -> String {
     match n {

@@ -1,8 +1,11 @@
 //! `muser walk`: where the time of a pass goes, operation by operation.
 //!
 //! What one would get wrong: operations are clocked one by one, so their sum
-//! can be more than an unclocked pass takes.
+//! can be more than an unclocked pass takes. And one row is bound by the bytes it
+//! reads, many rows by their multiplications: so the rate is GB/s for one row, and
+//! GMAC/s (10^9 multiplications with an addition) for more.
 
+use crate::input::{number, positive};
 use crate::model_file::{Device, LoadArgs, ModelArgs, ModelFile, cuda_in_step};
 use crate::output::check_writable;
 use crate::terminal;
@@ -27,27 +30,24 @@ pub struct Args {
     #[command(flatten)]
     load: LoadArgs,
     /// Tokens before the pass
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = number, default_value = "0")]
     depth: usize,
     /// Rows of the pass: 1 is one token of an answer, more is a part of a prompt
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "1")]
     rows: usize,
     /// Passes to measure; the median of each operation counts
-    #[arg(short = 'r', long, value_name = "N", default_value_t = 9)]
+    #[arg(short = 'r', long, value_name = "N", value_parser = positive, default_value = "9")]
     repetitions: usize,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Write the last pass as a trace for Perfetto or Chrome
+    /// Write the last pass as a trace for Perfetto or Chrome; replaces what is there
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    if args.rows == 0 || args.repetitions == 0 {
-        bail!("--rows and --repetitions: found 0, expected 1 or more");
-    }
     args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let file = args.load.open(&args.model)?;
     match args.load.device {
@@ -145,12 +145,14 @@ struct Step {
     call: Call,
     n_calls: usize,
     bytes: u64,
+    macs: u64,
     /// Sum over the calls, median over the passes.
     time: Duration,
 }
 
 fn is_alike(a: &Call, b: &Call) -> bool {
-    (a.op, &a.tensors, &a.kernel, a.rows, a.cols) == (b.op, &b.tensors, &b.kernel, b.rows, b.cols)
+    let key = |call: &Call| (call.op, call.rows, call.inner, call.cols);
+    key(a) == key(b) && a.tensors == b.tensors && a.encoding == b.encoding
 }
 
 /// Merges the layers of each pass, then takes medians over the passes.
@@ -166,6 +168,7 @@ fn merge(passes: &[Vec<Call>]) -> Vec<Step> {
                         call: call.clone(),
                         n_calls: 0,
                         bytes: 0,
+                        macs: 0,
                         time: Duration::ZERO,
                     });
                     times.push(vec![Duration::ZERO; passes.len()]);
@@ -176,6 +179,7 @@ fn merge(passes: &[Vec<Call>]) -> Vec<Step> {
             if index == 0 {
                 steps[place].n_calls += 1;
                 steps[place].bytes += call.bytes;
+                steps[place].macs += call.macs;
             }
         }
     }
@@ -194,7 +198,10 @@ struct Walk {
     depth: usize,
     repetitions: usize,
     steps: Vec<Step>,
-    total: Duration,
+    /// Sums over the steps.
+    time: Duration,
+    bytes: u64,
+    macs: u64,
 }
 
 impl Walk {
@@ -205,7 +212,9 @@ impl Walk {
             n_rows: args.rows,
             depth: args.depth,
             repetitions: args.repetitions,
-            total: steps.iter().map(|s| s.time).sum(),
+            time: steps.iter().map(|s| s.time).sum(),
+            bytes: steps.iter().map(|s| s.bytes).sum(),
+            macs: steps.iter().map(|s| s.macs).sum(),
             steps,
         }
     }
@@ -220,36 +229,63 @@ impl Walk {
             self.repetitions
         );
         let mut lines = vec![title, String::new()];
+        let unit = match self.n_rows {
+            1 => "GB/s",
+            _ => "GMAC/s",
+        };
         lines.push(format!(
-            "{:<21} {:<34} {:<22} {:>12} {:>5} {:>11} {:>10} {:>6} {:>7}",
-            "operation", "tensors", "kernel", "shape", "calls", "bytes", "us", "share", "GB/s"
+            "{:<21} {:<34} {:<22} {:>20} {:>5} {:>13} {:>10} {:>7} {unit:>7}",
+            "operation", "tensors", "encoding", "shape", "calls", "bytes", "us", "share"
         ));
         for step in &self.steps {
-            let us = step.time.as_secs_f64() * 1e6;
-            let rate = match step.bytes {
-                0 => "-".to_string(),
-                bytes => format!("{:.1}", bytes as f64 / us.max(1e-3) / 1e3),
+            let Call {
+                rows, inner, cols, ..
+            } = step.call;
+            let shape = match inner {
+                0 => format!("{rows} x {cols}"),
+                inner => format!("{rows} x {inner} -> {cols}"),
             };
             lines.push(format!(
-                "{:<21} {:<34} {:<22} {:>12} {:>5} {:>11} {:>10.1} {:>4.1} % {:>7}",
+                "{:<21} {:<34} {:<22} {shape:>20} {:>5} {:>13} {:>10.1} {:>5.1} % {:>7}",
                 step.call.op,
                 step.call.tensors,
-                step.call.kernel,
-                format!("{} x {}", step.call.rows, step.call.cols),
+                step.call.encoding,
                 step.n_calls,
                 terminal::grouped(step.bytes),
-                us,
+                microseconds(step.time),
                 self.share(step) * 100.0,
-                rate,
+                self.rate(step.bytes, step.macs, step.time),
             ));
         }
         lines.push(String::new());
-        lines.push(format!("total {:.1} us", self.total.as_secs_f64() * 1e6));
+        lines.push(format!(
+            "sum: {:.1} us, {} bytes, {} {unit}, {:.1} tokens/s",
+            microseconds(self.time),
+            terminal::grouped(self.bytes),
+            self.rate(self.bytes, self.macs, self.time),
+            self.tokens_per_second(),
+        ));
         lines.join("\n")
     }
 
+    /// What bounds a pass of so many rows, 10^9 a second.
+    fn rate(&self, bytes: u64, macs: u64, time: Duration) -> String {
+        let work = match self.n_rows {
+            1 => bytes,
+            _ => macs,
+        };
+        match work {
+            0 => "-".to_string(),
+            work => format!("{:.1}", work as f64 / microseconds(time).max(1e-3) / 1e3),
+        }
+    }
+
+    fn tokens_per_second(&self) -> f64 {
+        self.n_rows as f64 / self.time.as_secs_f64().max(1e-12)
+    }
+
     fn share(&self, step: &Step) -> f64 {
-        step.time.as_secs_f64() / self.total.as_secs_f64().max(1e-12)
+        step.time.as_secs_f64() / self.time.as_secs_f64().max(1e-12)
     }
 
     fn json(&self) -> Value {
@@ -257,13 +293,15 @@ impl Walk {
             json!({
                 "op": step.call.op,
                 "tensors": step.call.tensors,
-                "kernel": step.call.kernel,
+                "encoding": step.call.encoding,
                 "rows": step.call.rows,
+                "inner": step.call.inner,
                 "cols": step.call.cols,
                 "calls": step.n_calls,
                 "bytes": step.bytes,
-                "us": step.time.as_secs_f64() * 1e6,
-                "share": self.share(step),
+                "macs": step.macs,
+                "us": terminal::rounded(microseconds(step.time)),
+                "share": terminal::rounded(self.share(step)),
             })
         };
         json!({
@@ -272,10 +310,17 @@ impl Walk {
             "rows": self.n_rows,
             "depth": self.depth,
             "repetitions": self.repetitions,
-            "total_us": self.total.as_secs_f64() * 1e6,
+            "total_us": terminal::rounded(microseconds(self.time)),
+            "total_bytes": self.bytes,
+            "total_macs": self.macs,
+            "tokens_per_second": terminal::rounded(self.tokens_per_second()),
             "steps": self.steps.iter().map(step).collect::<Vec<Value>>(),
         })
     }
+}
+
+fn microseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
 /// One pass in the trace format that Chrome and Perfetto read.
@@ -288,15 +333,17 @@ fn trace(calls: &[Call]) -> Value {
             },
             "cat": call.op,
             "ph": "X",
-            "ts": call.start.as_secs_f64() * 1e6,
-            "dur": call.time.as_secs_f64() * 1e6,
+            "ts": microseconds(call.start),
+            "dur": microseconds(call.time),
             "pid": 1,
             "tid": 1,
             "args": {
-                "kernel": call.kernel,
+                "encoding": call.encoding,
                 "rows": call.rows,
+                "inner": call.inner,
                 "cols": call.cols,
                 "bytes": call.bytes,
+                "macs": call.macs,
             },
         })
     };

@@ -87,11 +87,7 @@ fn the_verdict_is_the_exit_code() {
     );
     assert_eq!(
         run(&["--max-abs", "0", "--max-rms", "1"]),
-        (
-            1,
-            line("FAILED: 4 of 4 outside max abs 0e0, relative RMS 1e0"),
-            line("")
-        )
+        (1, line("FAILED: 4 of 4: max abs above 0e0"), line(""))
     );
     // Keys and values in f16 are farther off than the limits allow.
     let (code, found) = report(&["-m", &nano, "--golden", &golden, "--kv", "f16"]);
@@ -115,6 +111,13 @@ fn golden_log_probabilities() {
     }
     assert_eq!(found["quantity"], "log-probabilities");
     assert_eq!(found["limits"]["max_abs"], 1e-3);
+    let (max, mean) = (&checks[0]["max_abs"], &checks[0]["mean_abs"]);
+    assert!(mean.as_f64().unwrap() > 0.0 && mean.as_f64() < max.as_f64());
+    let outcome = muser(&["parity", "--golden", &golden]);
+    assert_eq!(
+        outcome.stdout.lines().last(),
+        Some("PASSED: within max abs 1e-3, and no greedy token differs beyond ties")
+    );
 }
 
 /// One golden prompt of the bundled model, of three tokens, after a change.
@@ -183,10 +186,7 @@ fn golden_greedy_tokens() {
     let golden = golden_of(&path, other);
     let outcome = muser(&["parity", "--golden", &golden]);
     let lines: Vec<&str> = outcome.stdout.lines().rev().collect();
-    assert_eq!(
-        lines[0],
-        "FAILED: 1 of 1 outside max abs 1e-3, same greedy tokens"
-    );
+    assert_eq!(lines[0], "FAILED: 1 of 1: 1 other greedy token");
     assert!(
         lines[2].ends_with("2/3  FAILED: 1 other greedy token"),
         "{}",

@@ -48,8 +48,8 @@ fn the_answer_is_all_of_stdout() {
     let lines: Vec<&str> = outcome.stderr.lines().collect();
     assert_eq!(
         lines[0],
-        "nano-glimmer (bundled) | muse-glimmer | reference (scalar f32) | weights in the program | \
-         kv f16 | context 2048 | 20.52 MiB beside the weights | greedy, min-p 0.05 (of the \
+        "nano-glimmer (bundled) | muse-glimmer | Q8_0 | reference (scalar f32) | weights in the \
+         program | kv f16 | context 2048 | up to 20.52 MiB beside the weights at full context | greedy, min-p 0.05 (of the \
          bundled model, changed by flags)"
     );
     let figures = lines[1];

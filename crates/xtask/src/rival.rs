@@ -157,10 +157,10 @@ fn measured(root: &Path, program: &Path, arguments: &[&str]) -> Outcome<Value> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// A line per work: medians of both, the median of the rounds' ratios, Muser's share of its floor.
+/// A line per work: medians of both, the median of the rounds' ratios, Muser's share of its limit.
 fn table(rounds: &[(Value, Value)]) -> Outcome<String> {
     let mut out = String::from(
-        "| work | depth | sequences | Muser tok/s | llama.cpp tok/s | ratio | of the floor |\n|---|---|---|---|---|---|---|\n",
+        "| work | depth | sequences | Muser tok/s | llama.cpp tok/s | ratio | of the limit |\n|---|---|---|---|---|---|---|\n",
     );
     let lines = |report: &Value| report["lines"].as_array().cloned().unwrap_or_default();
     let n_lines = rounds.first().map_or(0, |(muser, _)| lines(muser).len());
@@ -190,12 +190,12 @@ fn table(rounds: &[(Value, Value)]) -> Outcome<String> {
             columns[2].push(speed(muser) / speed(rival));
             columns[3].extend(muser["ratio"].as_f64());
         }
-        let [muser, rival, ratio, floor] = columns.map(median);
-        let floor = floor.map_or("-".to_string(), |f| format!("{:.0} %", f * 100.0));
+        let [muser, rival, ratio, limit] = columns.map(median);
+        let limit = limit.map_or("-".to_string(), |f| format!("{:.0} %", f * 100.0));
         let number = |n: Option<f64>| n.map_or("-".to_string(), |n| format!("{n:.2}"));
         writeln!(
             out,
-            "{title}| {} | {} | {} | {floor} |",
+            "{title}| {} | {} | {} | {limit} |",
             number(muser),
             number(rival),
             number(ratio)

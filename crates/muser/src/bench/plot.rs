@@ -1,16 +1,18 @@
-//! Speed over depth as a picture.
+//! Speed over depth as a picture: medians with their range, and the limit dashed.
 
 use super::report::{Line, Report};
-use anyhow::bail;
+use crate::terminal::count;
+use plotters::element::DashedPathElement;
 use plotters::prelude::{
-    BLACK, ChartBuilder, Circle, Color, IntoDrawingArea, IntoFont, LineSeries, PathElement,
-    RGBColor, SVGBackend, SeriesLabelPosition, WHITE,
+    BLACK, BindKeyPoints, ChartBuilder, Circle, Color, DashedLineSeries, IntoDrawingArea, IntoFont,
+    LineSeries, PathElement, RGBColor, SVGBackend, SeriesLabelPosition, TRANSPARENT, WHITE,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (900, 540);
+const GRID: RGBColor = RGBColor(228, 228, 228);
 const COLOURS: [RGBColor; 6] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),
@@ -19,56 +21,71 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(255, 127, 14),
     RGBColor(23, 190, 207),
 ];
+/// Limits beyond this multiple of the fastest speed would press the curves flat.
+const HIGHEST_LIMIT: f64 = 2.5;
 
-/// Draws the decode lines of `report`, one curve per number of sequences.
+/// Draws the decode lines of `report`, one curve per number of sequences. There is
+/// at least one.
 pub fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
-    let mut curves: BTreeMap<usize, Vec<&Line>> = BTreeMap::new();
-    for line in report.lines.iter().filter(|line| line.work == "decode") {
-        curves.entry(line.n_sequences).or_default().push(line);
-    }
-    if curves.is_empty() {
-        bail!("a picture of speed over depth needs decode lines (-n)");
-    }
-    for curve in curves.values_mut() {
-        curve.sort_by_key(|line| line.depth);
-    }
+    let curves = curves(report);
     let lines = || curves.values().flatten();
-    let deepest = lines().map(|l| l.depth).max().unwrap_or(0).max(1) as f64;
     let fastest = lines().map(|l| l.fastest).fold(0.0, f64::max);
+    let is_shown = |limit: &f64| *limit <= HIGHEST_LIMIT * fastest;
+    let limits = lines().filter_map(|l| l.limit_tokens_per_second);
+    let highest = limits.filter(is_shown).fold(fastest, f64::max);
+    let mut depths: Vec<i64> = lines().map(|l| l.depth as i64).collect();
+    depths.sort();
+    let span = depths[depths.len() - 1] - depths[0];
+    // Points and labels at the edges stay inside.
+    let margin = (span / 25).max(1);
+    let x_axis = depths[0] - margin..depths[depths.len() - 1] + margin;
 
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
-    let title = format!("{}, {}", report.model, report.device);
     let mut chart = ChartBuilder::on(&area)
-        .caption(title, ("sans-serif", 18).into_font())
-        .margin(12)
+        .caption(title(report), ("sans-serif", 16).into_font())
+        .margin(16)
         .x_label_area_size(40)
         .y_label_area_size(64)
-        .build_cartesian_2d(0.0..deepest, 0.0..fastest * 1.1)?;
+        .build_cartesian_2d(
+            x_axis.with_key_points(ticks(&depths, span / 12)),
+            0.0..highest * 1.08,
+        )?;
+    let decimals = usize::from(highest < 10.0) + usize::from(highest < 1.0);
     chart
         .configure_mesh()
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
         .x_desc("depth, tokens")
         .y_desc("tokens/s")
-        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| format!("{y:.decimals$}"))
         .draw()?;
     for (index, (n_sequences, curve)) in curves.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
-        let points: Vec<(f64, f64)> = curve
-            .iter()
-            .map(|line| (line.depth as f64, line.tokens_per_second))
-            .collect();
+        let sequences = count(*n_sequences, "sequence");
+        let point = |line: &&Line, y: f64| (line.depth as i64, y);
+        let medians = curve.iter().map(|l| point(l, l.tokens_per_second));
         chart
-            .draw_series(LineSeries::new(
-                points.iter().copied(),
-                colour.stroke_width(2),
-            ))?
-            .label(match n_sequences {
-                1 => "1 sequence".to_string(),
-                n => format!("{n} sequences"),
-            })
+            .draw_series(LineSeries::new(medians.clone(), colour.stroke_width(2)))?
+            .label(sequences.as_str())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
-        let dots = points.iter().map(|&p| Circle::new(p, 3, colour.filled()));
-        chart.draw_series(dots)?;
+        chart.draw_series(medians.map(|at| Circle::new(at, 3, colour.filled())))?;
+        let ranges = curve
+            .iter()
+            .map(|l| [point(l, l.slowest), point(l, l.fastest)]);
+        chart.draw_series(ranges.map(|range| PathElement::new(range, colour)))?;
+        let limits = curve.iter().filter_map(|l| {
+            let limit = l.limit_tokens_per_second.filter(is_shown)?;
+            Some(point(l, limit))
+        });
+        let limits: Vec<(i64, f64)> = limits.collect();
+        if !limits.is_empty() {
+            let thin = colour.stroke_width(1);
+            chart
+                .draw_series(DashedLineSeries::new(limits, 6, 4, thin))?
+                .label(format!("limit of {sequences}"))
+                .legend(move |(x, y)| DashedPathElement::new([(x, y), (x + 16, y)], 4, 2, thin));
+        }
     }
     chart
         .configure_series_labels()
@@ -78,4 +95,50 @@ pub fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
         .draw()?;
     area.present()?;
     Ok(())
+}
+
+/// The decode lines by number of sequences, each by depth.
+fn curves(report: &Report) -> BTreeMap<usize, Vec<&Line>> {
+    let mut curves: BTreeMap<usize, Vec<&Line>> = BTreeMap::new();
+    for line in report.lines.iter().filter(|line| line.work == "decode") {
+        curves.entry(line.n_sequences).or_default().push(line);
+    }
+    for curve in curves.values_mut() {
+        curve.sort_by_key(|line| line.depth);
+    }
+    curves
+}
+
+fn title(report: &Report) -> String {
+    let scope = &report.scope;
+    let file = Path::new(&scope.model).file_name();
+    let file = file.map_or(scope.model.clone().into(), |name| name.to_string_lossy());
+    format!(
+        "{file}, {}, {}, kv {}",
+        scope.quantization, scope.device, scope.kv
+    )
+}
+
+/// The measured depths, ascending, that are at least `distance` behind the tick before.
+fn ticks(depths: &[i64], distance: i64) -> Vec<i64> {
+    let mut ticks: Vec<i64> = Vec::new();
+    for &depth in depths {
+        let last = ticks.last();
+        if last.is_none_or(|&last| depth > last && depth - last >= distance) {
+            ticks.push(depth);
+        }
+    }
+    ticks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ticks;
+
+    #[test]
+    fn ticks_are_measured_depths_with_room_for_their_labels() {
+        let found = ticks(&[0, 0, 16, 512, 1024], 85);
+        assert_eq!(found, [0, 512, 1024]);
+        assert_eq!(ticks(&[7, 7], 0), [7]);
+    }
 }

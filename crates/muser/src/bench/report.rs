@@ -1,21 +1,39 @@
 //! What was measured, as a table, as JSON and as CSV.
+//!
+//! What one would get wrong: rows of the table are printed while the run goes on, so
+//! their limit is by the bandwidth from before the works. JSON and CSV come at the
+//! end, with the better one of before and after.
 
 use super::workload::Work;
-use serde::Serialize;
-use std::fmt::Write;
+use crate::terminal;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+/// What all works of a run share, known before the first.
+#[derive(Debug, Serialize)]
+pub struct Scope {
+    pub model: String,
+    pub quantization: String,
+    pub device: String,
+    /// Instruction set, of a device that has a choice.
+    pub isa: Option<String>,
+    pub threads: usize,
+    /// Where the weights lie.
+    pub weights: &'static str,
+    pub kv: String,
+    pub repetitions: usize,
+}
 
 /// Everything one run measured.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    pub model: String,
-    pub quantization: String,
-    pub device: String,
-    pub threads: usize,
-    pub kv: String,
+    #[serde(flatten)]
+    pub scope: Scope,
+    /// Read bandwidth, 10^9 bytes a second.
+    #[serde(serialize_with = "rounded")]
     pub bandwidth_gb_s: f64,
-    /// Memory beyond the mapped weights.
-    pub resident_mb: Option<f64>,
-    pub repetitions: usize,
+    /// Memory of the process beside the weights.
+    pub resident_bytes: Option<u64>,
     pub lines: Vec<Line>,
 }
 
@@ -27,26 +45,39 @@ pub struct Line {
     pub n_tokens: usize,
     pub depth: usize,
     pub n_sequences: usize,
+    #[serde(serialize_with = "rounded")]
     pub tokens_per_second: f64,
+    #[serde(serialize_with = "rounded")]
     pub slowest: f64,
+    #[serde(serialize_with = "rounded")]
     pub fastest: f64,
+    #[serde(serialize_with = "rounded")]
     pub ms_per_pass: f64,
-    /// Bytes a pass must read; none for prefill.
+    /// Bytes a pass must read, on average; none for prefill.
     pub bytes_per_pass: Option<u64>,
     /// Tokens a second at the read bandwidth.
-    pub floor_tokens_per_second: Option<f64>,
-    /// Measured over floor.
+    #[serde(serialize_with = "rounded_option")]
+    pub limit_tokens_per_second: Option<f64>,
+    /// Measured over limit.
+    #[serde(serialize_with = "rounded_option")]
     pub ratio: Option<f64>,
 }
 
+fn rounded<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(terminal::rounded(*value))
+}
+
+fn rounded_option<S: Serializer>(value: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
+    value.map(terminal::rounded).serialize(to)
+}
+
 impl Line {
-    /// A line from the seconds of each repetition.
-    pub fn new(work: Work, mut seconds: Vec<f64>, bytes: Option<u64>, bandwidth: f64) -> Line {
+    /// A line from the seconds of each repetition and the bytes of a pass.
+    pub fn new(work: Work, mut seconds: Vec<f64>, bytes: Option<u64>) -> Line {
         seconds.sort_by(f64::total_cmp);
         let n = seconds.len();
         let median = (seconds[(n - 1) / 2] + seconds[n / 2]) / 2.0;
         let n_tokens = work.n_tokens() as f64;
-        let floor = bytes.map(|bytes| work.n_sequences() as f64 * bandwidth / bytes as f64);
         let (name, n_each, depth, n_sequences) = match work {
             Work::Prefill { n_tokens } => ("prefill", n_tokens, 0, 1),
             Work::Decode {
@@ -65,32 +96,66 @@ impl Line {
             fastest: n_tokens / seconds[0],
             ms_per_pass: median * 1e3 / work.n_passes() as f64,
             bytes_per_pass: bytes,
-            floor_tokens_per_second: floor,
-            ratio: floor.map(|floor| n_tokens / median / floor),
+            limit_tokens_per_second: None,
+            ratio: None,
         }
+    }
+
+    /// The line with the limit that `bandwidth`, in bytes a second, sets.
+    pub fn limited(mut self, bandwidth: f64) -> Line {
+        let limit = |bytes: u64| self.n_sequences as f64 * bandwidth / bytes as f64;
+        self.limit_tokens_per_second = self.bytes_per_pass.map(limit);
+        let ratio = |limit: f64| self.tokens_per_second / limit;
+        self.ratio = self.limit_tokens_per_second.map(ratio);
+        self
+    }
+
+    /// The line's row of the table.
+    pub fn row(&self) -> String {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
+        let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
+        columns([
+            self.work,
+            &self.n_tokens.to_string(),
+            &self.depth.to_string(),
+            &self.n_sequences.to_string(),
+            &format!("{:.2}", self.tokens_per_second),
+            &format!("{:.1} .. {:.1}", self.slowest, self.fastest),
+            &format!("{:.2}", self.ms_per_pass),
+            &or_dash(self.bytes_per_pass.map(megabytes)),
+            &or_dash(self.limit_tokens_per_second.map(|l| format!("{l:.1}"))),
+            &or_dash(self.ratio.map(|r| format!("{:.0} %", r * 100.0))),
+        ])
     }
 }
 
-impl Report {
-    /// For people.
-    pub fn table(&self) -> String {
-        let mut out = String::new();
-        let resident = self.resident_mb.map_or(String::new(), |mb| {
-            format!(", {mb:.0} MB beside the weights")
-        });
-        let _ = writeln!(
-            out,
-            "{}: {} on {}, kv {}, read bandwidth {:.1} GB/s{resident}; medians of {}\n",
-            self.model,
-            self.quantization,
-            self.device,
-            self.kv,
-            self.bandwidth_gb_s,
-            self.repetitions,
+fn columns(cells: [&str; 10]) -> String {
+    let [
+        work,
+        tokens,
+        depth,
+        seqs,
+        speed,
+        range,
+        ms,
+        mb,
+        limit,
+        ratio,
+    ] = cells;
+    format!(
+        "{work:<8} {tokens:>6} {depth:>7} {seqs:>4} {speed:>10} {range:>18} {ms:>9} {mb:>10} \
+         {limit:>9} {ratio:>6}"
+    )
+}
+
+impl Scope {
+    /// What stands above the rows of the table.
+    pub fn head(&self) -> String {
+        let title = format!(
+            "{}: {} on {}, weights {}, kv {}; medians of {}\n",
+            self.model, self.quantization, self.device, self.weights, self.kv, self.repetitions,
         );
-        let _ = writeln!(
-            out,
-            "{:<8} {:>6} {:>7} {:>4} {:>10} {:>18} {:>9} {:>10} {:>9} {:>6}",
+        let names = [
             "work",
             "tokens",
             "depth",
@@ -99,65 +164,70 @@ impl Report {
             "min .. max",
             "ms/pass",
             "MB/pass",
-            "floor",
-            "ratio"
-        );
-        for line in &self.lines {
-            let range = format!("{:.1} .. {:.1}", line.slowest, line.fastest);
-            let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
-            let _ = writeln!(
-                out,
-                "{:<8} {:>6} {:>7} {:>4} {:>10.2} {:>18} {:>9.2} {:>10} {:>9} {:>6}",
-                line.work,
-                line.n_tokens,
-                line.depth,
-                line.n_sequences,
-                line.tokens_per_second,
-                range,
-                line.ms_per_pass,
-                or_dash(
-                    line.bytes_per_pass
-                        .map(|b| format!("{:.1}", b as f64 / 1e6))
-                ),
-                or_dash(line.floor_tokens_per_second.map(|f| format!("{f:.1}"))),
-                or_dash(line.ratio.map(|r| format!("{:.0} %", r * 100.0))),
-            );
-        }
-        out
+            "limit",
+            "ratio",
+        ];
+        format!("{title}\n{}", columns(names))
+    }
+}
+
+impl Report {
+    /// Is there a line of decode?
+    pub fn has_decode(&self) -> bool {
+        self.lines.iter().any(|line| line.work == "decode")
     }
 
-    /// For spreadsheets: one row a line, each with its scope.
-    pub fn csv(&self) -> String {
-        let mut out = String::from(
-            "model,quantization,device,threads,kv,bandwidth_gb_s,work,n_tokens,depth,n_sequences,\
-             tokens_per_second,slowest,fastest,ms_per_pass,bytes_per_pass,floor_tokens_per_second,\
-             ratio\n",
-        );
-        let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
-        let number = |value: Option<f64>| value.map_or(String::new(), |v| format!("{v:.4}"));
-        for line in &self.lines {
-            let _ = writeln!(
-                out,
-                "{},{},{},{},{},{:.3},{},{},{},{},{:.4},{:.4},{:.4},{:.4},{},{},{}",
-                quoted(&self.model),
-                quoted(&self.quantization),
-                quoted(&self.device),
-                self.threads,
-                self.kv,
-                self.bandwidth_gb_s,
-                line.work,
-                line.n_tokens,
-                line.depth,
-                line.n_sequences,
-                line.tokens_per_second,
-                line.slowest,
-                line.fastest,
-                line.ms_per_pass,
-                line.bytes_per_pass.map_or(String::new(), |b| b.to_string()),
-                number(line.floor_tokens_per_second),
-                number(line.ratio),
-            );
+    /// What stands below the rows of the table. They show limits by the bandwidth
+    /// `shown`, in bytes a second; `cache_bytes` is the size of the last cache.
+    pub fn foot(&self, shown: f64, cache_bytes: Option<u64>) -> String {
+        let mut foot = String::new();
+        if let Some(resident) = self.resident_bytes {
+            let resident = terminal::bytes(resident);
+            foot = format!("\n{resident} resident beside the weights");
         }
-        out
+        let read = self.lines.iter().filter_map(|l| l.bytes_per_pass).min();
+        let Some(read_bytes) = read else {
+            return foot;
+        };
+        let shown = shown / 1e9;
+        foot += &format!("\nlimit: what {shown:.1} GB/s, the read bandwidth, allow for MB/pass");
+        if self.bandwidth_gb_s > 1.02 * shown {
+            let after = self.bandwidth_gb_s;
+            foot += &format!("; after the works it was {after:.1} GB/s");
+        }
+        let has_exceeded = |r: f64| r * self.bandwidth_gb_s > shown;
+        let is_exceeded = self.lines.iter().any(|l| l.ratio.is_some_and(has_exceeded));
+        if cache_bytes.is_some_and(|cache| read_bytes <= cache) {
+            foot += "; weights fit the processor's cache: memory is no limit";
+        } else if is_exceeded {
+            foot += "; ratios above 100 %: caches helped, or memory was busy when it was measured";
+        }
+        foot
+    }
+
+    /// For spreadsheets: the fields of JSON as columns, a row for each line.
+    pub fn csv(&self) -> serde_json::Result<String> {
+        let report = serde_json::to_value(self)?;
+        let mut rows = Vec::new();
+        for line in &self.lines {
+            let line = serde_json::to_value(line)?;
+            let fields = [&report, &line].into_iter().filter_map(Value::as_object);
+            let fields = fields.flatten().filter(|(name, _)| *name != "lines");
+            let (names, values): (Vec<_>, Vec<_>) = fields.unzip();
+            if rows.is_empty() {
+                rows.push(names.into_iter().cloned().collect::<Vec<_>>().join(","));
+            }
+            let cells: Vec<String> = values.into_iter().map(cell).collect();
+            rows.push(cells.join(","));
+        }
+        Ok(rows.join("\n"))
+    }
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => format!("\"{}\"", text.replace('"', "\"\"")),
+        value => value.to_string(),
     }
 }

@@ -1,8 +1,10 @@
 //! What is measured, and how it is run.
 
+use crate::{interrupt, terminal};
 use anyhow::ensure;
 use indicatif::ProgressBar;
 use model::{Batch, Forward, Input, PagePool, Row, RowOutput, SequencePages, Want};
+use std::fmt;
 use std::time::Instant;
 
 /// One thing to measure.
@@ -31,7 +33,7 @@ impl Work {
             Work::Prefill { n_tokens } => n_tokens,
             Work::Decode {
                 n_tokens, depth, ..
-            } => depth.max(1) + n_tokens,
+            } => depth + n_tokens,
         }
     }
 
@@ -43,12 +45,24 @@ impl Work {
         }
     }
 
-    /// Passes of one repetition, as the progress bar counts them.
+    /// Passes of one repetition; reading a prompt counts as one.
     pub fn n_passes(self) -> usize {
         match self {
             Work::Prefill { .. } => 1,
             Work::Decode { n_tokens, .. } => n_tokens,
         }
+    }
+
+    /// Rows that are computed for `repetitions`, the one that does not count and what
+    /// lies before included.
+    pub fn n_rows(self, repetitions: usize) -> usize {
+        let before = match self {
+            Work::Prefill { .. } => 0,
+            Work::Decode {
+                depth, n_sequences, ..
+            } => depth * n_sequences,
+        };
+        before + (repetitions + 1) * self.n_tokens()
     }
 
     /// Tokens of one repetition.
@@ -64,6 +78,22 @@ impl Work {
     }
 }
 
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Work::Prefill { n_tokens } => write!(f, "prefill {n_tokens}"),
+            Work::Decode {
+                n_tokens,
+                depth,
+                n_sequences,
+            } => {
+                let sequences = terminal::count(n_sequences, "sequence");
+                write!(f, "decode {n_tokens} at depth {depth}, {sequences}")
+            }
+        }
+    }
+}
+
 /// Runs works on a model.
 pub struct Runner {
     model: Box<dyn Forward>,
@@ -72,7 +102,7 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// A runner; `bar` moves with every pass.
+    /// A runner; `bar` moves with the rows of every pass.
     pub fn new(model: Box<dyn Forward>, bar: ProgressBar) -> Runner {
         let capacity = model.capacity();
         Runner {
@@ -82,8 +112,10 @@ impl Runner {
         }
     }
 
-    /// Seconds of each repetition, after one that does not count.
-    pub fn measure(&mut self, work: Work, repetitions: usize) -> anyhow::Result<Vec<f64>> {
+    /// Seconds of each repetition, after one that does not count. `None` if the work
+    /// was interrupted.
+    pub fn measure(&mut self, work: Work, repetitions: usize) -> anyhow::Result<Option<Vec<f64>>> {
+        self.bar.set_message(work.to_string());
         let mut bases = Vec::new();
         if let Work::Decode {
             depth, n_sequences, ..
@@ -97,6 +129,9 @@ impl Runner {
         }
         let mut seconds = Vec::new();
         for repetition in 0..=repetitions {
+            if interrupt::is_requested() {
+                break;
+            }
             let taken = match work {
                 Work::Prefill { n_tokens } => self.prefill(n_tokens)?,
                 Work::Decode { n_tokens, .. } => self.decode(&bases, n_tokens)?,
@@ -108,7 +143,7 @@ impl Runner {
         for mut base in bases {
             base.clear(&mut self.pool);
         }
-        Ok(seconds)
+        Ok((!interrupt::is_requested()).then_some(seconds))
     }
 
     fn prefill(&mut self, n_tokens: usize) -> anyhow::Result<f64> {
@@ -117,7 +152,6 @@ impl Runner {
         let done = self.read_prompt(&mut pages, 0, n_tokens);
         let seconds = start.elapsed().as_secs_f64();
         pages.clear(&mut self.pool);
-        self.bar.inc(1);
         done.map(|()| seconds)
     }
 
@@ -130,7 +164,7 @@ impl Runner {
         n_tokens: usize,
     ) -> anyhow::Result<()> {
         let max_rows = self.model.caps().max_rows;
-        while (pages.len() as usize) < n_tokens {
+        while (pages.len() as usize) < n_tokens && !interrupt::is_requested() {
             let start = pages.len() as usize;
             let end = n_tokens.min(start + max_rows);
             let tokens: Vec<u32> = (start..end).map(|pos| self.token(seq, pos)).collect();
@@ -162,8 +196,7 @@ impl Runner {
                 rows,
             };
             outcome = self.pass(&batch, &mut branches, 1);
-            self.bar.inc(1);
-            if outcome.is_err() {
+            if outcome.is_err() || interrupt::is_requested() {
                 break;
             }
         }
@@ -195,6 +228,7 @@ impl Runner {
         for pages in sequences {
             pages.accept(&mut self.pool, n_rows);
         }
+        self.bar.inc(batch.rows.len() as u64);
         Ok(())
     }
 

@@ -17,7 +17,9 @@ pub const LIKELY: f64 = 1e-3;
 pub struct Distance {
     n_rows: usize,
     n_same_top: usize,
+    n_values: usize,
     max_abs: f64,
+    sum_abs: f64,
     square_of_difference: f64,
     square_of_right: f64,
 }
@@ -29,9 +31,11 @@ impl Distance {
         for (&f, &r) in found.iter().zip(right) {
             let (f, r) = (f64::from(f), f64::from(r));
             self.max_abs = self.max_abs.max((f - r).abs());
+            self.sum_abs += (f - r).abs();
             self.square_of_difference += (f - r) * (f - r);
             self.square_of_right += r * r;
         }
+        self.n_values += found.len();
         self.n_rows += 1;
         self.n_same_top += usize::from(argmax(found) == argmax(right));
     }
@@ -44,6 +48,11 @@ impl Distance {
     /// `max |f - r|` over all values of all rows.
     pub fn max_abs(&self) -> f64 {
         self.max_abs
+    }
+
+    /// Mean of `|f - r|` over all values of all rows.
+    pub fn mean_abs(&self) -> f64 {
+        self.sum_abs / self.n_values.max(1) as f64
     }
 
     /// `sqrt(sum (f - r)^2 / sum r^2)` over all values of all rows; 0 if
@@ -191,6 +200,7 @@ mod tests {
         d.add(&[3.0, 0.0], &[0.0, 4.0]);
         assert_eq!((d.n_rows(), d.n_same_top()), (2, 1));
         near(d.max_abs(), 4.0);
+        near(d.mean_abs(), 7.0 / 4.0);
         // 3^2 + 4^2 over 1 + 4 + 16.
         near(d.relative_rms(), (25.0f64 / 21.0).sqrt());
     }
