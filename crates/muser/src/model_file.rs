@@ -254,7 +254,7 @@ impl MemoryArgs {
         if memory_bytes == 0 || weight_bytes.saturating_add(kv_bytes) <= memory_bytes {
             return;
         }
-        let cost = match self.no_mmap {
+        let cost = match self.no_mmap || file.is_bundled || kv_bytes > memory_bytes {
             true => "the system may end the process",
             false => "weights will be read from the disk again and again",
         };
@@ -390,7 +390,7 @@ impl LoadArgs {
         let config = Config::from_metadata(file.gguf.metadata())?;
         let layout = config.kv_layout(self.kv.into());
         let n_slabs = layout.slabs_for(n_tokens.min(config.n_ctx), be.caps().max_rows);
-        let kv_bytes = (n_sequences * n_slabs * layout.slab_bytes()) as u64;
+        let kv_bytes = n_sequences.saturating_mul(n_slabs * layout.slab_bytes()) as u64;
         let (free_bytes, _) = be.memory_bytes()?;
         let weight_bytes = file.gguf.data_bytes();
         ensure!(

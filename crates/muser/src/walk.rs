@@ -11,7 +11,8 @@ use crate::output::check_writable;
 use crate::terminal;
 use anyhow::{Context, bail};
 use model::{
-    Backend, Batch, Call, Forward, Input, PagePool, Reference, Row, SequencePages, Timed, Want,
+    Backend, Batch, Call, Forward, Input, PagePool, Reference, Row, RowOutput, SequencePages,
+    Timed, Want,
 };
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -59,7 +60,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 impl Args {
     fn walk<B: Backend>(&self, be: B, file: &ModelFile) -> anyhow::Result<ExitCode> {
-        let n_rows = self.depth + self.rows;
+        let n_rows = self.depth.saturating_add(self.rows);
         let mut model = self.load.load_sized_on(Timed::new(be), file, (n_rows, 1))?;
         self.load.check_length(model.config(), n_rows)?;
         let max_rows = model.caps().max_rows;
@@ -134,7 +135,11 @@ fn pass<B: Backend>(
         batch.want_last();
     }
     let want = vec![Want::Argmax; batch.wanted.len()];
-    model.pass(&batch, &[pages], &want)?;
+    let outputs = model.pass(&batch, &[pages], &want)?;
+    if let Some(&RowOutput::NonFinite { token }) = outputs.first() {
+        let position = pages.len() as usize + n_rows - 1;
+        return Err(engine::Error::NonFiniteLogits { position, token }.into());
+    }
     pages.accept(pool, n_rows as u32);
     Ok(())
 }

@@ -300,3 +300,28 @@ fn a_file_that_cannot_be_written_is_known_before_the_work() {
     let message = format!("cannot write {lost}: No such file or directory (os error 2)");
     check_error(&["bench", "--plot", &lost], b"", &message);
 }
+
+/// Numbers beyond every model are refused by what they ask for, not by what they overflow.
+#[test]
+fn the_largest_numbers_are_refused_as_others() {
+    let most = u32::MAX.to_string();
+    let message = "4294967296 tokens of context are needed, but there are 2048";
+    check_error(&["bench", "-p", "0", "-n", "1", "-d", &most], b"", message);
+    check_error(&["walk", "--depth", &most], b"", message);
+}
+
+/// As `run` and `bench` do: figures of a damaged file mean nothing.
+#[test]
+fn a_walk_over_a_damaged_file_is_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("damaged.gguf");
+    let mut bytes = std::fs::read(testing::bundled("nano-glimmer-q8_0.gguf")).expect("the model");
+    // The scale of the last block of Q8_0, a half of 2 bytes before 32 codes.
+    let at = bytes.len() - 34;
+    bytes[at..at + 2].copy_from_slice(&[0xff, 0x7f]);
+    std::fs::write(&path, bytes).expect("room");
+    let path = path.display().to_string();
+    let outcome = muser(&["walk", "--model", &path, "-r", "1"]);
+    assert_eq!(outcome.code, 1, "{}", outcome.stdout);
+    assert!(outcome.stderr.contains("not finite"), "{}", outcome.stderr);
+}

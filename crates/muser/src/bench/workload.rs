@@ -33,7 +33,7 @@ impl Work {
             Work::Prefill { n_tokens } => n_tokens,
             Work::Decode {
                 n_tokens, depth, ..
-            } => depth + n_tokens,
+            } => depth.saturating_add(n_tokens),
         }
     }
 
@@ -62,7 +62,11 @@ impl Work {
                 depth, n_sequences, ..
             } => depth * n_sequences,
         };
-        before + (repetitions + 1) * self.n_tokens()
+        before.saturating_add(
+            repetitions
+                .saturating_add(1)
+                .saturating_mul(self.n_tokens()),
+        )
     }
 
     /// Tokens of one repetition.
