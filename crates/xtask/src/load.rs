@@ -22,6 +22,9 @@ pub struct Options {
     /// Clients at a time
     #[arg(short = 'b', long, value_delimiter = ',', default_value = "1,4,16,64")]
     clients: Vec<usize>,
+    /// Threads of both
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
     /// Tokens of each answer
     #[arg(short = 'n', long, default_value_t = 64)]
     generate: usize,
@@ -90,7 +93,15 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
 impl Options {
     fn server(&self, root: &Path) -> Outcome<Server> {
         let model = self.model.as_ref().map(|path| path.to_string_lossy());
-        let mut arguments = vec!["--sequences", "64"];
+        let threads = self.threads.to_string();
+        let mut arguments = vec![
+            "--sequences",
+            "64",
+            "--log-level",
+            "warn",
+            "--threads",
+            &threads,
+        ];
         if let Some(model) = &model {
             arguments.extend(["--model", model]);
         }
@@ -206,10 +217,12 @@ impl Options {
     fn rival_speed(&self, root: &Path, python: &Path, n_sequences: usize) -> Outcome<f64> {
         let model = self.model.as_ref().ok_or("--rival wants a --model")?;
         let (model, batch) = (model.to_string_lossy(), n_sequences.to_string());
-        let generate = self.generate.to_string();
+        let (generate, threads) = (self.generate.to_string(), self.threads.to_string());
         let mut arguments = vec![
             "tools/rival_llama.py",
             &model,
+            "--threads",
+            &threads,
             "--prefill",
             "0",
             "--generate",
