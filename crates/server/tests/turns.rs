@@ -375,6 +375,38 @@ fn log_probabilities_are_of_the_answers_tokens_only() {
     assert_eq!(Said::of_events(&events, 0), said);
 }
 
+/// What replaces half a character is longer than what it replaces.
+#[test]
+fn log_probabilities_tell_nothing_of_a_stop_string() {
+    let server = TestServer::scripted(Setup::default());
+    let half = server.turn_in_bytes("\u{4e16}")[0];
+    let head = server.turn(" to=user<|message|>");
+    let tokens = [
+        head,
+        server.turn_in_bytes("x"),
+        vec![half],
+        server.turn_in_bytes("ySTOP"),
+        server.turn("<|eot|>"),
+    ]
+    .concat();
+    for is_stream in [false, true] {
+        let fields = json!({"logprobs": true, "stop": "STOP"});
+        server.script(tokens.clone());
+        let reply = server.post(CHAT, &request(&fields, is_stream));
+        let said = match is_stream {
+            true => Said::of_events(&reply.events(), 0),
+            false => Said::of_answer(&reply.ok(), 0),
+        };
+        assert_eq!(said.content, "x\u{fffd}y");
+        let texts: Vec<&str> = said
+            .logprobs
+            .iter()
+            .map(|(text, _)| text.as_str())
+            .collect();
+        assert_eq!(texts, ["x", "\u{fffd}", "y"]);
+    }
+}
+
 #[test]
 fn completions_go_on_with_plain_text() {
     let server = TestServer::scripted(Setup::default());
