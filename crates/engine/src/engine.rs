@@ -5,8 +5,8 @@
 //! It sees no text: what may come next and where an answer ends is the guide's
 //! affair.
 
-use crate::Error;
-use crate::choice::{checked, choose, wanted};
+use crate::choice::{checked, choose, explained, wanted};
+use crate::error::{Error, PromptError};
 use crate::sampler::{Sampler, SamplerSettings};
 use crate::sequence::Sequence;
 use model::{Batch, Constraint, Forward, Guide, Outputs, PagePool, RowOutput, Verdict, Want};
@@ -138,7 +138,7 @@ impl Engine {
     /// row to `each` (position, output), as `want` asks of that position.
     ///
     /// # Errors
-    /// [`Error::PromptTooLong`], [`Error::NonFiniteLogits`]; page exhaustion and
+    /// [`PromptError::TooLong`], [`Error::NonFiniteLogits`]; page exhaustion and
     /// device errors. The rows of passes before the failed one stay.
     pub fn compute(
         &mut self,
@@ -147,7 +147,10 @@ impl Engine {
         mut each: impl FnMut(usize, RowOutput),
     ) -> Result<(), Error> {
         if sequence.len() > self.n_ctx {
-            return Err(self.too_long(sequence));
+            return Err(Error::Prompt(PromptError::TooLong {
+                n_tokens: sequence.len(),
+                n_ctx: self.n_ctx,
+            }));
         }
         while sequence.n_computed() < sequence.len() {
             self.pass(sequence, &want, &mut each)?;
@@ -196,13 +199,6 @@ impl Engine {
         Ok(())
     }
 
-    fn too_long(&self, sequence: &Sequence) -> Error {
-        Error::PromptTooLong {
-            n_tokens: sequence.len(),
-            n_ctx: self.n_ctx,
-        }
-    }
-
     /// Forgets every token from `len` on.
     ///
     /// # Errors
@@ -239,9 +235,9 @@ impl Engine {
     /// is in the sequence, but not computed.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::PromptTooLong`],
-    /// [`Error::NonFiniteLogits`], [`model::Error::TokenUnknown`] for a forced
-    /// token outside the vocabulary, and those of the sampler and the device.
+    /// [`Error::Prompt`], [`Error::NonFiniteLogits`], [`model::Error::TokenUnknown`] for a forced
+    /// token outside the vocabulary, [`Error::GuideFailed`], and those of the
+    /// sampler and the device.
     /// What was generated before an error stays.
     pub fn generate(
         &mut self,
@@ -251,12 +247,7 @@ impl Engine {
         receive: &mut dyn Receive,
     ) -> Result<Generation, Error> {
         let mut sampler = Sampler::new(request.sampling.clone(), self.model.config().n_vocab)?;
-        if sequence.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        if sequence.len() >= self.n_ctx {
-            return Err(self.too_long(sequence));
-        }
+        PromptError::check(sequence.len(), self.n_ctx)?;
         let mut done = Generation {
             ending: Ending::MaxTokens,
             n_prefill: sequence.len() - sequence.n_computed(),
@@ -271,7 +262,8 @@ impl Engine {
                 break;
             }
             let constraint = guide.constraint();
-            let next = self.next_token(sequence, request, &mut sampler, constraint, receive)?;
+            let next = self.next_token(sequence, request, &mut sampler, constraint, receive);
+            let next = next.map_err(|error| explained(error, guide))?;
             sequence.push(&[next.token]);
             done.n_generated += 1;
             match done.n_generated {

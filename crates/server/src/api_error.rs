@@ -8,7 +8,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use engine::{Refusal, SampleError};
+use engine::{PromptError, Refusal, SampleError};
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Display;
@@ -183,10 +183,10 @@ impl From<Refusal> for ApiError {
             },
             Refusal::Draining => ApiError::unavailable("draining", refusal),
             Refusal::Unhealthy { .. } => ApiError::unavailable("unhealthy", refusal),
-            Refusal::PromptTooLong { .. } => {
+            Refusal::Prompt(PromptError::TooLong { .. }) => {
                 ApiError::bad("context_length_exceeded", None, refusal)
             }
-            Refusal::EmptyPrompt
+            Refusal::Prompt(PromptError::Empty)
             | Refusal::TokenUnknown { .. }
             | Refusal::Choices { .. }
             | Refusal::Sampler(_) => ApiError::bad("invalid_value", None, refusal),
@@ -197,10 +197,12 @@ impl From<Refusal> for ApiError {
 impl From<&engine::Error> for ApiError {
     fn from(error: &engine::Error) -> ApiError {
         match error {
-            // A rule for the answer that no token keeps is the request's own.
-            engine::Error::Sample(SampleError::EmptyMask { .. }) => {
-                ApiError::bad("answer_impossible", None, error)
-            }
+            // Rules for the answer that no token keeps, and a bias that leaves none,
+            // are the request's own.
+            engine::Error::GuideFailed { .. }
+            | engine::Error::Sample(
+                SampleError::EmptyMask { .. } | SampleError::NoCandidate { .. },
+            ) => ApiError::bad("answer_impossible", None, error),
             error => ApiError::internal(error),
         }
     }
