@@ -131,6 +131,7 @@ pub struct GenerationFields {
     /// Send the answer as it is made?
     pub stream: Option<bool>,
     /// What else a stream shall have.
+    #[serde(default, deserialize_with = "crate::body::object")]
     pub stream_options: Option<StreamOptions>,
     /// Use what is kept of earlier prompts, and keep this one?
     pub cache_prompt: Option<bool>,

@@ -9,6 +9,7 @@ use crate::api_error::{ApiError, found};
 use crate::body::{Ignored, Refused};
 use crate::model::{Chat, ServedModel};
 use crate::openai::logprobs::MOST_TOP;
+use crate::openai::unused::unused;
 use crate::turn::{Prompt, Terms};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -101,6 +102,13 @@ const REFUSED: &[Refused] = &[
     },
 ];
 
+/// Fields of messages that are known and not done.
+const REFUSED_OF_MESSAGES: [(&str, &str); 3] = [
+    ("audio", "messages are text"),
+    ("function_call", "use tool_calls"),
+    ("refusal", "say it as content"),
+];
+
 /// The fields that only a chat has.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ChatFields {
@@ -118,6 +126,8 @@ pub struct ChatFields {
     /// May one turn make several calls?
     pub parallel_tool_calls: Option<bool>,
     /// What the answer has to look like; reasoning stays free.
+    #[serde(default, deserialize_with = "crate::body::object")]
+    #[schema(value_type = Option<crate::openapi::ChatResponseFormat>)]
     pub response_format: Option<ResponseFormat>,
     /// A regular expression that the answer has to match; an addition of ours.
     pub regex: Option<String>,
@@ -153,18 +163,13 @@ pub struct ChatFields {
 }
 
 /// What an answer has to look like.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum ResponseFormat {
-    /// Any text.
-    Text,
-    /// Some JSON object.
-    JsonObject,
-    /// JSON that a schema allows.
-    JsonSchema {
-        /// The schema and its name.
-        json_schema: NamedSchema,
-    },
+#[derive(Clone, Debug, Deserialize)]
+pub struct ResponseFormat {
+    /// `text`, `json_object` or `json_schema`.
+    pub r#type: String,
+    /// The schema of `json_schema`.
+    #[serde(default, deserialize_with = "crate::body::object")]
+    pub json_schema: Option<NamedSchema>,
 }
 
 /// A JSON schema with its name.
@@ -182,6 +187,31 @@ pub struct NamedSchema {
     /// The schema is always kept strictly.
     #[expect(dead_code, reason = "taken so that it is known; it changes nothing")]
     pub strict: Option<bool>,
+}
+
+impl ResponseFormat {
+    /// The rule for the answer; `None` if any text will do.
+    fn answer(&self) -> Result<Option<AnswerFormat>, ApiError> {
+        const SCHEMA: &str = "response_format.json_schema";
+        let format = match (self.r#type.as_str(), &self.json_schema) {
+            ("text", None) => None,
+            ("json_object", None) => Some(AnswerFormat::JsonObject),
+            ("json_schema", Some(named)) => Some(AnswerFormat::JsonSchema(named.schema.clone())),
+            ("json_schema", None) => {
+                return Err(ApiError::value(SCHEMA, "none", "an object with a schema"));
+            }
+            (kind @ ("text" | "json_object"), Some(_)) => {
+                let expected = format!("none, since response_format.type is {kind}");
+                return Err(ApiError::value(SCHEMA, "an object", expected));
+            }
+            (other, _) => {
+                let expected = "text, json_object or json_schema";
+                let found = gguf::shown(other);
+                return Err(ApiError::value("response_format.type", found, expected));
+            }
+        };
+        Ok(format)
+    }
 }
 
 impl Fields for ChatFields {
@@ -202,7 +232,7 @@ impl Fields for ChatFields {
         let settings = TurnSettings {
             stop: generation.stops()?,
             answer: self.answer()?,
-            tool_choice: self.tool_choice(&tools)?,
+            tool_choice: self.tool_choice(&tools, context.ignored)?,
             tools: Arc::clone(&tools),
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             reasoning_budget: self.reasoning_budget(chat)?,
@@ -218,6 +248,10 @@ impl Fields for ChatFields {
         let conversation = self.conversation(model, chat, &tools, context.ignored)?;
         let segments = chat.template.render(&conversation);
         let segments = segments.map_err(|error| ApiError::invalid("messages", error))?;
+        let unused = unused(&chat.template, &conversation, &segments);
+        unused
+            .into_iter()
+            .for_each(|name| context.ignored.add(name));
         let (guide, reader) = chat.guides.turn(&settings).map_err(of_text)?;
         let (tokenizer, memo) = (&model.tokenizer, &chat.memo);
         let text::Prompt { tokens, cuts } =
@@ -323,7 +357,7 @@ impl ChatFields {
         Ok(tools.into())
     }
 
-    fn tool_choice(&self, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+    fn tool_choice(&self, tools: &[Tool], ignored: &mut Ignored) -> Result<ToolChoice, ApiError> {
         const EXPECTED: &str = "none, auto, required or an object {\"type\": \"function\", \
                                 \"function\": {\"name\": NAME}}";
         let wrong = |value: &Value| ApiError::value("tool_choice", found(Some(value)), EXPECTED);
@@ -339,6 +373,13 @@ impl ChatFields {
                 let name = object.get("function").and_then(|f| f.get("name"));
                 match (object.get("type").and_then(Value::as_str), name) {
                     (Some("function"), Some(Value::String(name))) => {
+                        let outer = object
+                            .keys()
+                            .filter(|key| !["type", "function"].contains(&key.as_str()));
+                        outer.for_each(|key| ignored.add(format!("tool_choice.{key}")));
+                        let inner = object["function"].as_object().into_iter();
+                        let inner = inner.flat_map(Map::keys).filter(|key| *key != "name");
+                        inner.for_each(|key| ignored.add(format!("tool_choice.function.{key}")));
                         ToolChoice::Named(name.clone())
                     }
                     (Some("allowed_tools"), _) => {
@@ -369,13 +410,8 @@ impl ChatFields {
     }
 
     fn answer(&self) -> Result<AnswerFormat, ApiError> {
-        let format = match &self.response_format {
-            None | Some(ResponseFormat::Text) => None,
-            Some(ResponseFormat::JsonObject) => Some(AnswerFormat::JsonObject),
-            Some(ResponseFormat::JsonSchema { json_schema }) => {
-                Some(AnswerFormat::JsonSchema(json_schema.schema.clone()))
-            }
-        };
+        let format = self.response_format.as_ref();
+        let format = format.map(ResponseFormat::answer).transpose()?.flatten();
         let given = [
             ("response_format", format),
             ("regex", self.regex.clone().map(AnswerFormat::Regex)),
@@ -507,6 +543,15 @@ fn check_message(index: usize, message: &mut Message) -> Result<(), ApiError> {
         other => {
             let expected = "system, developer, user, assistant or tool";
             return Err(ApiError::value(at("role"), gguf::shown(other), expected));
+        }
+    }
+    for (field, advice) in REFUSED_OF_MESSAGES {
+        if message
+            .extra
+            .get(field)
+            .is_some_and(|value| !value.is_null())
+        {
+            return Err(ApiError::unsupported(at(field), advice));
         }
     }
     if message.role != "assistant" && !message.tool_calls.is_empty() {

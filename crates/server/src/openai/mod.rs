@@ -9,6 +9,7 @@ pub mod chat_request;
 pub mod completions;
 pub mod logprobs;
 pub mod models;
+pub mod unused;
 pub mod usage;
 
 use crate::api_error::ApiError;
