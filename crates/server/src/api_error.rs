@@ -5,10 +5,8 @@
 //! wrong: after the first byte of a stream there is no status any more; the
 //! same object then comes as an event, and the stream ends without `[DONE]`.
 
-use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
 use engine::{PromptError, Refusal, SampleError};
+use http::StatusCode;
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Display;
@@ -208,9 +206,11 @@ impl From<&engine::Error> for ApiError {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
+#[cfg(feature = "http")]
+impl axum::response::IntoResponse for ApiError {
+    fn into_response(self) -> axum::response::Response {
+        use http::{HeaderValue, header};
+        let mut response = (self.status, axum::Json(self.body())).into_response();
         if self.is_retryable {
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));

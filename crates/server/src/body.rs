@@ -1,29 +1,14 @@
-//! From the bytes of a body to a request: size, time, type, JSON, fields.
-//!
-//! A field that nobody knows is let through and named; one that we know and
-//! cannot do is refused, unless it asks for what happens anyway. What one would
-//! get wrong: a request is read in two parts from the same bytes, its own
-//! fields and those that every generation has, and a field is unknown only if
-//! neither part has it. (`#[serde(flatten)]` would hide unknown fields.)
+//! The bytes of a body: size, time, type; and what is said of its fields that
+//! nobody knows.
 
 use crate::api_error::ApiError;
 use crate::app::App;
+use crate::fields::Ignored;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
-use serde_ignored::Path;
-use serde_json::{Map, Value};
-use std::collections::BTreeSet;
-use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Most bytes of the header that names what was ignored.
-const MOST_IGNORED_BYTES: usize = 1024;
 
 /// The body of a request that says it is JSON.
 pub struct JsonBytes(pub Bytes);
@@ -84,187 +69,14 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     ))
 }
 
-/// A field that we know and cannot do.
-pub struct Refused {
-    /// Its name.
-    pub name: &'static str,
-    /// Values, as JSON, that ask for what happens anyway; `null` always does.
-    pub neutral: &'static [&'static str],
-    /// Why not, and what there is instead.
-    pub advice: &'static str,
-}
-
-/// One part of a request and the names of the fields that it does not have.
-struct Part<T> {
-    value: T,
-    unknown: BTreeSet<String>,
-}
-
-/// Reads a request without fields of generation.
-///
-/// # Errors
-/// 400 with the path of the first field that is wrong.
-pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Ignored), ApiError> {
-    let part = part(bytes)?;
-    Ok((part.value, Ignored(part.unknown)))
-}
-
-/// Reads a request in two parts.
-///
-/// # Errors
-/// 400 with the path of the first field that is wrong, or with the name of one
-/// of `refused`, or of those that no generation has, that asks for something.
-pub fn parse_both<T: DeserializeOwned, U: DeserializeOwned>(
-    bytes: &[u8],
-    refused: &[Refused],
-) -> Result<(T, U, Ignored), ApiError> {
-    let (first, second) = (part::<T>(bytes)?, part::<U>(bytes)?);
-    // What one part does not have the other may; what lies below a field is
-    // reported only by the part that has the field.
-    let is_below = |path: &&String| path.contains(['.', '[']);
-    let in_neither = first.unknown.intersection(&second.unknown);
-    let below = first.unknown.iter().chain(&second.unknown).filter(is_below);
-    let mut unknown: BTreeSet<String> = in_neither.chain(below).cloned().collect();
-    let refused = || refused.iter().chain(crate::generation::REFUSED);
-    if refused().any(|field| unknown.contains(field.name)) {
-        check_refused(bytes, refused())?;
-        refused().for_each(|field| {
-            unknown.remove(field.name);
-        });
+/// Names what was ignored in the log and in the header `x-muser-ignored`.
+pub fn announce(ignored: &Ignored, headers: &mut HeaderMap) {
+    let names = ignored.names();
+    if names.is_empty() {
+        return;
     }
-    Ok((first.value, second.value, Ignored(unknown)))
-}
-
-/// Checks that every refused field asks for what happens anyway.
-fn check_refused<'r>(
-    bytes: &[u8],
-    mut refused: impl Iterator<Item = &'r Refused>,
-) -> Result<(), ApiError> {
-    let body: Map<String, Value> = serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::bad("invalid_json", None, format!("body: {error}")))?;
-    let asks = |field: &&Refused| {
-        body.get(field.name).is_some_and(|value| {
-            let text = value.to_string();
-            !value.is_null() && !field.neutral.contains(&text.as_str())
-        })
-    };
-    match refused.find(asks) {
-        Some(field) => Err(ApiError::unsupported(field.name, field.advice)),
-        None => Ok(()),
-    }
-}
-
-fn part<T: DeserializeOwned>(bytes: &[u8]) -> Result<Part<T>, ApiError> {
-    // serde would take a list for the fields in their order.
-    if bytes.trim_ascii_start().first() == Some(&b'[') {
-        let message = "body: found a list, expected a JSON object";
-        return Err(ApiError::bad("invalid_json", None, message));
-    }
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let mut track = serde_path_to_error::Track::new();
-    let mut unknown = BTreeSet::new();
-    let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
-    let value = serde_ignored::deserialize(tracked, |path| {
-        unknown.insert(shown_path(&path));
-    });
-    let value = value.map_err(|error| {
-        let path = track.path().to_string();
-        match error.classify() {
-            serde_json::error::Category::Data if path != "." => {
-                ApiError::invalid(&path, format!("{path}: {error}"))
-            }
-            _ => ApiError::bad("invalid_json", None, format!("body: {error}")),
-        }
-    })?;
-    let end = json.end();
-    end.map_err(|error| ApiError::bad("invalid_json", None, format!("body: {error}")))?;
-    Ok(Part { value, unknown })
-}
-
-/// `a.b[0].c`, without the steps that are not in the JSON.
-fn shown_path(path: &Path<'_>) -> String {
-    match path {
-        Path::Root => String::new(),
-        Path::Seq { parent, index } => format!("{}[{index}]", shown_path(parent)),
-        Path::Map { parent, key } => match shown_path(parent).as_str() {
-            "" => key.clone(),
-            parent => format!("{parent}.{key}"),
-        },
-        Path::Some { parent }
-        | Path::NewtypeStruct { parent }
-        | Path::NewtypeVariant { parent } => shown_path(parent),
-    }
-}
-
-/// Reads an object, or nothing. serde alone would take a list for the fields of
-/// a struct in their order.
-///
-/// # Errors
-/// What is wrong with the object; another kind of value.
-pub fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    let object = Option::<Object<T>>::deserialize(deserializer)?;
-    Ok(object.map(|Object(value)| value))
-}
-
-struct Object<T>(T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Object<T>, D::Error> {
-        deserializer.deserialize_map(ObjectVisitor(PhantomData))
-    }
-}
-
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = Object<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
-    }
-}
-
-/// The fields of a request that had no effect.
-#[derive(Clone, Debug, Default)]
-pub struct Ignored(BTreeSet<String>);
-
-impl Ignored {
-    /// Adds one.
-    pub fn add(&mut self, name: String) {
-        self.0.insert(name);
-    }
-
-    /// Names them in the log and in the header `x-muser-ignored`.
-    pub fn announce(&self, headers: &mut HeaderMap) {
-        if self.0.is_empty() {
-            return;
-        }
-        let mut names = String::new();
-        for name in &self.0 {
-            let separator = if names.is_empty() { "" } else { ", " };
-            if names.len() + separator.len() + name.len() > MOST_IGNORED_BYTES {
-                names.push_str(separator);
-                names.push_str("...");
-                break;
-            }
-            names.push_str(separator);
-            names.extend(
-                name.chars()
-                    .map(|c| match c.is_ascii_graphic() && c != ',' {
-                        true => c,
-                        false => '?',
-                    }),
-            );
-        }
-        tracing::info!(fields = names, "ignored");
-        if let Ok(value) = HeaderValue::from_str(&names) {
-            headers.insert("x-muser-ignored", value);
-        }
+    tracing::info!(fields = names, "ignored");
+    if let Ok(value) = HeaderValue::from_str(&names) {
+        headers.insert("x-muser-ignored", value);
     }
 }

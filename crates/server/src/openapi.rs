@@ -7,9 +7,9 @@
 )]
 
 use crate::api_error::ErrorBody;
-use crate::generation::GenerationFields;
-use crate::openai::chat_request::{ChatFields, NamedSchema};
-use crate::openai::completions::CompletionFields;
+use crate::generation_fields::GenerationFields;
+use crate::openai::chat_fields::{ChatFields, NamedSchema};
+use crate::openai::completion_fields::CompletionFields;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};

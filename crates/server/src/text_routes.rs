@@ -4,8 +4,9 @@
 use crate::admission::admit;
 use crate::api_error::{ApiError, ErrorBody};
 use crate::app::App;
-use crate::body::{Ignored, JsonBytes, parse};
-use crate::openai::chat_request::ChatFields;
+use crate::body::{JsonBytes, announce};
+use crate::fields::{Ignored, parse};
+use crate::openai::chat_fields::ChatFields;
 use crate::request::{Arrival, blocking};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -160,6 +161,6 @@ pub async fn apply_template(
 /// An answer, with what was ignored of the request.
 fn noted(body: impl Serialize, ignored: &Ignored) -> Response {
     let mut response = Json(body).into_response();
-    ignored.announce(response.headers_mut());
+    announce(ignored, response.headers_mut());
     response
 }
