@@ -6,7 +6,9 @@ use common::{
     ALL, Heard, N_VOCAB, PAGE, Script, Toy, end, expected, greedy, hear, job, prompt, run, seeded,
     service, service_of, settings,
 };
-use engine::{CacheUse, Ending, Event, Handle, Refusal, Settings, State, choice_seed};
+use engine::{
+    CacheUse, Ending, Event, Handle, REGULAR_CUT_TOKENS, Refusal, Settings, State, choice_seed,
+};
 use model::{Constraint, DeviceError, Guide, TokenMask};
 use std::ops::ControlFlow;
 use std::sync::mpsc::channel;
@@ -157,6 +159,20 @@ fn named_cuts_are_returned_to() {
         unnamed <= 3 * PAGE && (1000..1005).contains(&named),
         "{unnamed}, {named}"
     );
+    end(service, &handle);
+}
+
+/// Where nobody names a cut, one is kept all the same every so many tokens.
+#[test]
+fn a_long_prompt_is_returned_to_at_its_regular_cuts() {
+    let (service, handle) = service(400, ALL);
+    let tokens = prompt(1, REGULAR_CUT_TOKENS + 800);
+    run(&handle, job(tokens.clone(), greedy(), 1));
+    let mut edited = tokens[..REGULAR_CUT_TOKENS + 100].to_vec();
+    edited.extend(prompt(77, 50));
+    let heard = run(&handle, job(edited, greedy(), 1));
+    let cached_tokens = heard.timings.cached_tokens;
+    assert!(cached_tokens >= REGULAR_CUT_TOKENS, "{cached_tokens}");
     end(service, &handle);
 }
 

@@ -77,7 +77,10 @@ impl Metrics {
     get,
     path = "/metrics",
     tag = "operation",
-    responses((status = 200, body = String, content_type = "application/openmetrics-text"))
+    responses(
+        (status = 200, body = String, content_type = "application/openmetrics-text"),
+        crate::openapi::NotLetIn
+    )
 )]
 pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let mut text = String::new();

@@ -2,7 +2,7 @@
 //! model.
 
 use crate::admission::admit;
-use crate::api_error::{ApiError, ErrorBody};
+use crate::api_error::ApiError;
 use crate::app::App;
 use crate::body::{JsonBytes, announce};
 use crate::fields::{Ignored, parse};
@@ -44,7 +44,7 @@ pub struct Tokens {
     path = "/tokenize",
     tag = "text",
     request_body = TokenizeRequest,
-    responses((status = 200, body = Tokens), (status = 400, body = ErrorBody))
+    responses((status = 200, body = Tokens), crate::openapi::NoText)
 )]
 pub async fn tokenize(
     State(app): State<Arc<App>>,
@@ -92,7 +92,7 @@ pub struct TextBody {
     path = "/detokenize",
     tag = "text",
     request_body = DetokenizeRequest,
-    responses((status = 200, body = TextBody), (status = 400, body = ErrorBody))
+    responses((status = 200, body = TextBody), crate::openapi::NoText)
 )]
 pub async fn detokenize(
     State(app): State<Arc<App>>,
@@ -144,7 +144,7 @@ pub struct PromptBody {
     path = "/apply-template",
     tag = "text",
     request_body = crate::openapi::ChatRequest,
-    responses((status = 200, body = PromptBody), (status = 400, body = ErrorBody))
+    responses((status = 200, body = PromptBody), crate::openapi::NoAnswer)
 )]
 pub async fn apply_template(
     State(app): State<Arc<App>>,

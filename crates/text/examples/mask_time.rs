@@ -4,7 +4,7 @@
 //!     cargo run --release --package text --example mask_time MODEL.gguf
 
 use gguf::Gguf;
-use model::{Constraint, Guide};
+use model::Constraint;
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;

@@ -304,10 +304,8 @@ fn kept_grammars_have_a_limit() {
     let format = TurnFormat::of_chat(tokenizer);
     let factory = GuideFactory::new(Arc::clone(tokenizer), format).expect("a factory");
     let long = |index: usize| {
-        let name = |i: usize| format!("a name that makes the schema long {index} {i}");
-        let properties = (0..1500).map(|i| (name(i), json!({"type": "integer"})));
-        let schema_of =
-            json!({"type": "object", "properties": Value::Object(properties.collect())});
+        let description = format!("{index} {}", "is long ".repeat(12_000));
+        let schema_of = json!({"type": "integer", "description": description});
         factory.turn(&answer(schema(schema_of))).expect("a guide");
         factory.grammar_counts()
     };
