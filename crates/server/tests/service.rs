@@ -399,6 +399,20 @@ fn a_deadline_is_an_error_and_frees_its_place() {
 }
 
 #[test]
+fn the_earlier_of_two_deadlines_holds() {
+    let server = with_settings(|settings| {
+        settings.limits.deadline = Some(Duration::from_millis(200));
+    });
+    let turn = format!(" to=user<|message|>{}<|eot|>", "word ".repeat(500));
+    server.slow_script(server.turn(&turn), Duration::from_millis(20));
+    let mut body = chat();
+    body["deadline_ms"] = json!(600_000);
+    let reply = server.post(CHAT, &body);
+    assert_eq!(reply.status, 504, "{}", reply.text);
+    assert!(reply.text.contains(" 200 ms after"), "{}", reply.text);
+}
+
+#[test]
 fn a_client_that_does_not_read_is_given_up() {
     let server = with_settings(|settings| {
         settings.limits = Limits {
