@@ -246,6 +246,22 @@ fn fields_of_chats() {
             "top_logprobs: found 3, expected none, since logprobs is not true",
         ),
         (
+            json!({"chat_template_kwargs": {"messages": []}}),
+            "chat_template_kwargs.messages",
+            "chat_template_kwargs.messages: found it here, expected it as a field of the request",
+        ),
+        (
+            json!({"chat_template_kwargs": {"knowledge_cutoff": 5}}),
+            "chat_template_kwargs.knowledge_cutoff",
+            "chat_template_kwargs.knowledge_cutoff: found 5, expected a string",
+        ),
+    ]);
+}
+
+#[test]
+fn levels_of_reasoning() {
+    check_chats(&[
+        (
             json!({"reasoning_effort": "maximal"}),
             "reasoning_effort",
             "reasoning_effort: found maximal, expected low, medium, high or xhigh",
@@ -260,16 +276,6 @@ fn fields_of_chats() {
             json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_strength": "low"}}),
             "reasoning_effort",
             "reasoning_effort: found a level beside the one in chat_template_kwargs, expected one of the two",
-        ),
-        (
-            json!({"chat_template_kwargs": {"messages": []}}),
-            "chat_template_kwargs.messages",
-            "chat_template_kwargs.messages: found it here, expected it as a field of the request",
-        ),
-        (
-            json!({"chat_template_kwargs": {"knowledge_cutoff": 5}}),
-            "chat_template_kwargs.knowledge_cutoff",
-            "chat_template_kwargs.knowledge_cutoff: found 5, expected a string",
         ),
     ]);
 }
@@ -465,10 +471,23 @@ fn fields_of_completions() {
     );
 }
 
-#[test]
-fn json_that_is_none_and_values_of_the_wrong_type_are_named_by_their_place() {
+/// Checks that chats refuse these bodies, each with its field and its words.
+fn check_bodies(cases: &[(&str, Option<&str>, &str)]) {
     let server = TestServer::scripted(Setup::default());
-    for (body, param, expected) in [
+    for &(body, param, expected) in cases {
+        let headers = [("content-type", "application/json")];
+        let reply = server.post_text(CHAT, body, &headers);
+        assert_eq!(reply.status, 400, "{body}: {}", reply.text);
+        let error = &reply.json()["error"];
+        let found = error["message"].as_str().expect("a message");
+        assert_eq!(found, expected, "{body}");
+        assert_eq!(error["param"].as_str(), param, "{body}: {found}");
+    }
+}
+
+#[test]
+fn json_that_is_none_is_named_by_its_place() {
+    check_bodies(&[
         (
             "",
             None,
@@ -485,6 +504,13 @@ fn json_that_is_none_and_values_of_the_wrong_type_are_named_by_their_place() {
             "body: trailing characters at line 1 column 18",
         ),
         ("[]", None, "body: found a list, expected a JSON object"),
+        ("null", None, "body: found null, expected a JSON object"),
+    ]);
+}
+
+#[test]
+fn values_of_the_wrong_type_are_told_in_the_words_of_json() {
+    check_bodies(&[
         (
             "{}",
             Some("messages"),
@@ -540,7 +566,6 @@ fn json_that_is_none_and_values_of_the_wrong_type_are_named_by_their_place() {
             Some("stream_options"),
             "stream_options: found 5, expected an object",
         ),
-        ("null", None, "body: found null, expected a JSON object"),
         (
             "{\"messages\": [], \"response_format\": {\"type\": \"xml\"}}",
             Some("response_format.type"),
@@ -551,15 +576,7 @@ fn json_that_is_none_and_values_of_the_wrong_type_are_named_by_their_place() {
             Some("response_format.json_schema.schema"),
             "response_format.json_schema.schema: found none, expected a value",
         ),
-    ] {
-        let headers = [("content-type", "application/json")];
-        let reply = server.post_text(CHAT, body, &headers);
-        assert_eq!(reply.status, 400, "{body}: {}", reply.text);
-        let error = &reply.json()["error"];
-        let found = error["message"].as_str().expect("a message");
-        assert_eq!(found, expected, "{body}");
-        assert_eq!(error["param"].as_str(), param, "{body}: {found}");
-    }
+    ]);
 }
 
 #[test]
