@@ -197,7 +197,12 @@ fn wrong_value(
     match (expected, place.is_empty()) {
         (Some(expected), false) => {
             let body = serde_json::from_slice(bytes).unwrap_or_default();
-            ApiError::value(&place, found(value_at(&body, path)), in_json(expected))
+            // Quoted, since a number in quotes is a frequent mistake.
+            let found = match value_at(&body, path) {
+                Some(Value::String(text)) => format!("\"{}\"", gguf::shown(text)),
+                other => found(other),
+            };
+            ApiError::value(&place, found, in_json(expected))
         }
         (Some(_), true) => {
             let body: Value = serde_json::from_slice(bytes).unwrap_or_default();

@@ -534,12 +534,12 @@ fn values_of_the_wrong_type_are_told_in_the_words_of_json() {
         (
             "{\"messages\": [], \"stream\": \"yes\"}",
             Some("stream"),
-            "stream: found yes, expected true or false",
+            "stream: found \"yes\", expected true or false",
         ),
         (
-            "{\"messages\": [], \"temperature\": \"hot\"}",
+            "{\"messages\": [], \"temperature\": \"0.5\"}",
             Some("temperature"),
-            "temperature: found hot, expected a number",
+            "temperature: found \"0.5\", expected a number",
         ),
         (
             "{\"messages\": [], \"seed\": 1.5}",
@@ -549,7 +549,7 @@ fn values_of_the_wrong_type_are_told_in_the_words_of_json() {
         (
             "{\"messages\": \"Hi\"}",
             Some("messages"),
-            "messages: found Hi, expected a list",
+            "messages: found \"Hi\", expected a list",
         ),
         (
             "{\"messages\": [], \"chat_template_kwargs\": [1]}",
@@ -569,7 +569,7 @@ fn values_of_the_wrong_type_are_told_in_the_words_of_json() {
         (
             "{\"messages\": [], \"response_format\": {\"type\": \"xml\"}}",
             Some("response_format.type"),
-            "response_format.type: found xml, expected text, json_object or json_schema",
+            "response_format.type: found \"xml\", expected text, json_object or json_schema",
         ),
         (
             "{\"messages\": [], \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {}}}",
