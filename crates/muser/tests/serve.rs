@@ -74,7 +74,7 @@ fn the_start_line_says_what_is_served() {
     ] {
         assert_eq!(start[key], value, "{key}: {start}");
     }
-    assert_eq!(start["speculation"]["why"], "no drafter is loaded");
+    assert_eq!(start["speculation"]["why"], "no --draft");
     assert!(get(&start, "/health").contains("{\"status\":\"ready\"}"));
     assert!(get(&start, "/v1/models").contains("\"id\":\"story\""));
     let said = end(child, "-TERM");
