@@ -325,7 +325,7 @@ impl Runner {
             n_draft: n_drafted,
         };
         let requests: Vec<DraftRequest> = (0..).zip(&newest).map(request).collect();
-        let drafts = match self.model.drafter() {
+        let drafts: Vec<Vec<u32>> = match self.model.drafter() {
             Some(_) => {
                 let tables: Vec<&SequencePages> = sequences.iter().collect();
                 let drafts = self.model.draft(&requests, &tables, Want::Argmax)?;
