@@ -29,17 +29,18 @@ fn speed(
     sequences: &[Drafting],
     lengths: &[usize],
     n_others: usize,
-    seconds: (&dyn Fn(usize) -> f64, &dyn Fn(usize, usize) -> f64),
+    pass_seconds: impl Fn(usize) -> f64,
+    draft_seconds: impl Fn(usize, usize) -> f64,
 ) -> f64 {
     let expected =
         |(s, &n): (&Drafting, &usize)| -> f64 { (0..=n).map(|k| s.rate.powi(k as i32)).sum() };
     let tokens: f64 = sequences.iter().zip(lengths).map(expected).sum();
     let n_drafted: usize = lengths.iter().sum();
     let n_drafting = lengths.iter().filter(|&&n| n > 0).count();
-    let pass = seconds.0(sequences.len() + n_others + n_drafted);
+    let pass = pass_seconds(sequences.len() + n_others + n_drafted);
     let draft = match n_drafting {
         0 => 0.0,
-        _ => seconds.1(n_drafting, n_drafted),
+        _ => draft_seconds(n_drafting, n_drafted),
     };
     (tokens + n_others as f64) / (pass + draft)
 }
@@ -89,7 +90,7 @@ proptest! {
         let found = draft_lengths(&sequences, n_others, pass, drafting);
         prop_assert!(found.iter().all(|&n| n <= most));
         let speed = |lengths: &[usize]| {
-            speed(&sequences, lengths, n_others, (&pass, &drafting))
+            speed(&sequences, lengths, n_others, pass, drafting)
         };
         let n_choices = (most + 1).pow(sequences.len() as u32);
         let choice = |i: usize| -> Vec<usize> {
