@@ -46,7 +46,7 @@ pub struct Args {
     model: ModelArgs,
     /// Name that requests may ask for; may be given several times, answers bear the first
     /// [default: the file's name without .gguf]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = name)]
     alias: Vec<String>,
     #[command(flatten)]
     load: LoadArgs,
@@ -81,10 +81,10 @@ struct EngineArgs {
     queue: usize,
     /// Memory for keys and values, as 8GiB [default: what the sequences can take, up to half of
     /// the memory beside the weights]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     kv_memory: Option<ByteSize>,
     /// Of that, most that the prefix cache keeps of earlier prompts; 0 turns it off [default: half]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     prefix_cache: Option<ByteSize>,
 }
 
@@ -93,7 +93,12 @@ struct EngineArgs {
 #[command(next_help_heading = "Network")]
 struct NetworkArgs {
     /// Address to listen on; one that other machines reach needs --api-key-file or --insecure
-    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST),
+        value_parser = address
+    )]
     host: IpAddr,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
@@ -120,7 +125,7 @@ struct NetworkArgs {
 #[command(next_help_heading = "Limits")]
 struct LimitArgs {
     /// Bytes of a request
-    #[arg(long, value_name = "BYTES", default_value = "64MiB")]
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = body_bytes)]
     max_body: ByteSize,
     /// Seconds until a request's headers are there
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds)]
@@ -174,6 +179,30 @@ fn at_least_1(text: &str) -> Result<usize, String> {
     }
 }
 
+fn name(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("expected one character or more".to_string()),
+        name => Ok(name.to_string()),
+    }
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    let expected = "expected an IP address, such as 127.0.0.1 or 0.0.0.0 (all of this machine)";
+    text.parse().map_err(|_| expected.to_string())
+}
+
+fn bytes(text: &str) -> Result<ByteSize, String> {
+    let expected = "expected a number of bytes, such as 512MiB or 8GiB";
+    text.parse().map_err(|_| expected.to_string())
+}
+
+fn body_bytes(text: &str) -> Result<ByteSize, String> {
+    match bytes(text)? {
+        ByteSize(0) => Err("expected 1 byte or more".to_string()),
+        size => Ok(size),
+    }
+}
+
 fn seconds(text: &str) -> Result<u64, String> {
     at_least_1(text).map(|n| n as u64)
 }
@@ -182,6 +211,13 @@ fn seconds(text: &str) -> Result<u64, String> {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     args.log.begin();
     let settings = args.settings()?;
+    if let Err(server::Error::OpenAddress { address }) = settings.check() {
+        bail!(
+            "--host: found {}, which other machines can reach, expected a loopback address such \
+             as 127.0.0.1, or --api-key-file FILE or --insecure beside it",
+            address.ip()
+        );
+    }
     let server = Server::start(settings.clone())?;
     server.stop_on_signals()?;
     let mut file = args.load.open(&args.model)?;
@@ -218,6 +254,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         names: &names,
         info: service.handle().info().clone(),
         sampling: &sampling,
+        seed: args.sampling.seed,
         has_chat: has_template(args, &file),
         settings: &settings,
         url: url(server.address(), args.network.tls_cert.is_some()),
@@ -369,6 +406,8 @@ struct Start<'a> {
     names: &'a [String],
     info: Info,
     sampling: &'a Sampling,
+    /// That of `--seed`.
+    seed: Option<u64>,
     has_chat: bool,
     settings: &'a Settings,
     url: String,
@@ -410,7 +449,14 @@ impl Start<'_> {
         let speculation = speculation.unwrap_or_else(|| format!("off ({})", draft::OFF));
         remark(&format!("speculation {speculation}"));
         let sampling = describe(&self.sampling.settings);
-        remark(&format!("sampling {sampling} ({})", self.sampling.origin));
+        let seed = match self.seed {
+            Some(seed) => format!("seed {seed} where a request has none"),
+            None => "a new seed for each request that has none".to_string(),
+        };
+        remark(&format!(
+            "sampling {sampling} ({}) | {seed}",
+            self.sampling.origin
+        ));
         if !self.sampling.not_honoured.is_empty() {
             let keys = self.sampling.not_honoured.join(", ");
             remark(&format!("not honoured of the file: {keys}"));
@@ -481,6 +527,7 @@ impl Start<'_> {
             "sampling": {
                 "settings": describe(&self.sampling.settings),
                 "origin": self.sampling.origin,
+                "seed": self.seed,
             },
             "has_chat": self.has_chat,
             "limits": {
