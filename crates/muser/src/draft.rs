@@ -5,6 +5,7 @@ use crate::model_file::{LoadArgs, ModelFile};
 use anyhow::ensure;
 use clap::Args;
 use engine::{Drafts, Speculation, SpeculationInfo};
+use gguf::shown;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -85,12 +86,14 @@ impl DraftArgs {
     }
 }
 
-/// Speculation in words; `None` where it is off.
-pub fn describe(info: Option<&SpeculationInfo>, file: &ModelFile) -> Option<String> {
-    let SpeculationInfo { source, most, .. } = info?;
+/// Speculation in words.
+pub fn describe(info: Option<&SpeculationInfo>, file: &ModelFile) -> String {
+    let Some(SpeculationInfo { source, most, .. }) = info else {
+        return format!("off ({OFF})");
+    };
     let name = file.drafter.as_ref().map(|drafter| drafter.name.as_str());
-    let name = name.map_or(String::new(), |name| format!(" ({name})"));
-    Some(format!("{source}{name}, up to {most} tokens a draft"))
+    let name = name.map_or(String::new(), |name| format!(" ({})", shown(name)));
+    format!("{source}{name}, up to {most} tokens a draft")
 }
 
 /// Why nothing is drafted.

@@ -235,7 +235,7 @@ fn print_start(args: &Args, file: &ModelFile, engine: &Engine, sampling: &Sampli
         model.capacity().layout.ty,
         engine.n_ctx(),
         terminal::bytes(model.capacity().bytes()),
-        draft::describe(engine.speculation().as_ref(), file).unwrap_or_else(|| "off".to_string()),
+        draft::describe(engine.speculation().as_ref(), file),
         describe(&sampling.settings),
         sampling.origin,
     ));

@@ -446,7 +446,6 @@ impl Start<'_> {
             terminal::bytes(kv_capacity_bytes),
         ));
         let speculation = draft::describe(self.info.speculation.as_ref(), self.file);
-        let speculation = speculation.unwrap_or_else(|| format!("off ({})", draft::OFF));
         remark(&format!("speculation {speculation}"));
         let sampling = describe(&self.sampling.settings);
         let seed = match self.seed {
