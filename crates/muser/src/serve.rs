@@ -5,6 +5,7 @@
 //! before the model is loaded, so that `/health` can say `starting`.
 
 use crate::chat::ChatArgs;
+use crate::draft::{self, DraftArgs};
 use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
 use crate::sampling::{Sampling, SamplingArgs, describe};
 use crate::terminal::{self, remark};
@@ -34,6 +35,7 @@ const DIGESTED_BYTES: usize = 64 << 10;
     muser serve --model model.gguf --alias gpt-4o --ctx 32768 --sequences 8\n  \
     muser serve --model model.gguf --host 0.0.0.0 --api-key-file keys.txt \\\n      \
     --tls-cert cert.pem --tls-key key.pem\n  \
+    muser serve --model model.gguf --draft drafter.gguf\n  \
     muser serve --port 0 --json | jq -r .url\n\n\
     Then:\n  \
     curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\\n      \
@@ -48,6 +50,8 @@ pub struct Args {
     alias: Vec<String>,
     #[command(flatten)]
     load: LoadArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -216,7 +220,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let server = Server::start(settings.clone())?;
     server.stop_on_signals()?;
-    let file = args.load.open(&args.model)?;
+    let mut file = args.load.open(&args.model)?;
+    args.draft.open(&args.load, &mut file)?;
     let tokenizer = file.tokenizer()?;
     let template = match has_template(args, &file) {
         true => Some(args.chat.template(&file, &tokenizer)?),
@@ -303,7 +308,9 @@ impl LogArgs {
             LogLevel::Debug => LevelFilter::DEBUG,
         };
         // What libraries say about their insides is for those who write them.
-        let ours = Targets::new().with_target("server", level);
+        let ours = Targets::new()
+            .with_target("server", level)
+            .with_target("engine", level);
         let format = tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
@@ -342,6 +349,7 @@ fn start_engine(
         queue: args.engine.queue,
         prefix_cache_bytes: prefix_cache.unwrap_or(kv_bytes / 2),
         identity,
+        speculation: args.draft.speculation(),
     };
     Service::start(model, settings).context("cannot start the engine")
 }
@@ -359,17 +367,21 @@ fn names(aliases: &[String], file: &ModelFile) -> Vec<String> {
 }
 
 /// A digest of what determines the keys and values of a prompt: header, tensor
-/// directory, both ends of every tensor, the device's arithmetic, this program.
+/// directory, both ends of every tensor, those of a drafter as well, the device's
+/// arithmetic, this program.
 fn identity(file: &ModelFile, model: &dyn Forward) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
-    for header in file.gguf.headers() {
-        hasher.update(header);
-    }
-    for tensor in file.gguf.tensors() {
-        let bytes: &[u8] = &tensor.data;
-        let n = bytes.len().min(DIGESTED_BYTES);
-        hasher.update(&bytes[..n]);
-        hasher.update(&bytes[bytes.len() - n..]);
+    let drafter = file.drafter.as_ref().map(|drafter| &drafter.gguf);
+    for gguf in [&file.gguf].into_iter().chain(drafter) {
+        for header in gguf.headers() {
+            hasher.update(header);
+        }
+        for tensor in gguf.tensors() {
+            let bytes: &[u8] = &tensor.data;
+            let n = bytes.len().min(DIGESTED_BYTES);
+            hasher.update(&bytes[..n]);
+            hasher.update(&bytes[bytes.len() - n..]);
+        }
     }
     let settings = [
         env!("CARGO_PKG_VERSION").to_string(),
@@ -430,10 +442,11 @@ impl Start<'_> {
             bytes => format!("prefix cache up to {}", terminal::bytes(bytes)),
         };
         remark(&format!(
-            "{sequences} sequences, {queue} more may wait | keys and values up to {} | {cache} | \
-             speculation off ({NO_SPECULATION})",
+            "{sequences} sequences, {queue} more may wait | keys and values up to {} | {cache}",
             terminal::bytes(kv_capacity_bytes),
         ));
+        let speculation = draft::describe(self.info.speculation.as_ref(), self.file);
+        remark(&format!("speculation {speculation}"));
         let sampling = describe(&self.sampling.settings);
         let seed = match self.seed {
             Some(seed) => format!("seed {seed} where a request has none"),
@@ -482,6 +495,19 @@ impl Start<'_> {
         )
     }
 
+    fn speculation(&self) -> serde_json::Value {
+        let drafter = self.file.drafter.as_ref();
+        match self.info.speculation {
+            None => json!({ "is_on": false, "why": draft::OFF }),
+            Some(info) => json!({
+                "is_on": true,
+                "drafts": info.source,
+                "drafter": drafter.map(|drafter| drafter.name.as_str()),
+                "draft_max": info.most,
+            }),
+        }
+    }
+
     fn json(&self) -> serde_json::Value {
         let limits = &self.settings.limits;
         json!({
@@ -496,7 +522,7 @@ impl Start<'_> {
             "queue": self.info.queue,
             "kv_bytes": self.info.kv_capacity_bytes,
             "prefix_cache_bytes": self.info.prefix_cache_bytes,
-            "speculation": { "is_on": false, "why": NO_SPECULATION },
+            "speculation": self.speculation(),
             "sampling": {
                 "settings": describe(&self.sampling.settings),
                 "origin": self.sampling.origin,
@@ -516,6 +542,3 @@ impl Start<'_> {
         })
     }
 }
-
-/// Why nothing is drafted.
-const NO_SPECULATION: &str = "no drafter is loaded";

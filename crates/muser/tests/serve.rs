@@ -79,12 +79,54 @@ fn the_start_line_says_what_is_served() {
     ] {
         assert_eq!(start[key], value, "{key}: {start}");
     }
-    assert_eq!(start["speculation"]["why"], "no drafter is loaded");
+    assert_eq!(start["speculation"]["why"], "no --draft");
     assert!(get(&start, "/health").contains("{\"status\":\"ready\"}"));
     assert!(get(&start, "/v1/models").contains("\"id\":\"story\""));
     let said = end(child, "-TERM");
     assert!(said.contains("draining"), "{said}");
     assert!(said.contains("route=\"/v1/models\" status=200"), "{said}");
+}
+
+#[test]
+fn drafts_are_shown_and_counted() {
+    let drafter = testing::bundled("nano-glimmer-dflash-q8_0.gguf");
+    let drafter = drafter.display().to_string();
+    let (child, start) = serve(&["--draft", &drafter, "--draft-max", "5"]);
+    let speculation = &start["speculation"];
+    assert_eq!(speculation["is_on"], true);
+    assert_eq!(speculation["drafts"], "DFlash");
+    assert_eq!(speculation["drafter"], drafter);
+    assert_eq!(speculation["draft_max"], 5);
+    let body = r#"{"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}"#;
+    let length = body.len();
+    let answer = ask(
+        &start,
+        &format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        ),
+    );
+    let (_, answer) = answer.split_once("\r\n\r\n").expect("a body");
+    let answer: Value = serde_json::from_str(answer).expect("JSON");
+    let count = |key: &str| answer["timings"][key].as_u64().expect("a count");
+    assert!(
+        count("drafted_tokens") > 0,
+        "every length is tried: {answer}"
+    );
+    assert!(count("accepted_tokens") <= count("drafted_tokens"));
+    let lines = [
+        format!("muser_drafted_tokens_total {}\n", count("drafted_tokens")),
+        format!("muser_accepted_tokens_total {}\n", count("accepted_tokens")),
+        "muser_speculation_stopped 0\n".to_string(),
+    ];
+    // Counts are let out behind the pass that sent the answer.
+    let are_shown = || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let metrics = get(&start, "/metrics");
+        lines.iter().all(|line| metrics.contains(line))
+    };
+    assert!((0..100).any(|_| are_shown()), "{}", get(&start, "/metrics"));
+    end(child, "-TERM");
 }
 
 #[test]
@@ -126,6 +168,14 @@ fn what_cannot_be_served_is_refused() {
         (
             &["--date", "today"],
             "error: --date: found the date today, expected a day",
+        ),
+        (
+            &["--draft", "/nowhere/drafter"],
+            "error: cannot open the drafter: /nowhere/drafter: ",
+        ),
+        (
+            &["--draft", "ngram", "--draft-max", "16"],
+            "error: cannot start the engine: drafts of up to 16 tokens, expected 1 to 15",
         ),
         (
             &["--ctx", "100000"],
