@@ -8,7 +8,7 @@
 
 use crate::api_error::ErrorBody;
 use crate::generation_fields::GenerationFields;
-use crate::openai::chat_fields::{ChatFields, NamedSchema};
+use crate::openai::chat_fields::ChatFields;
 use crate::openai::completion_fields::CompletionFields;
 use serde::Deserialize;
 use serde_json::Value;
@@ -47,21 +47,6 @@ pub struct ChatRequest {
     /// Fields of every generation.
     #[serde(flatten)]
     pub generation: GenerationFields,
-}
-
-/// What an answer has to look like.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum ChatResponseFormat {
-    /// Any text.
-    Text,
-    /// Some JSON object.
-    JsonObject,
-    /// JSON that a schema allows.
-    JsonSchema {
-        /// The schema and its name.
-        json_schema: NamedSchema,
-    },
 }
 
 /// A completion request is read in these two parts.

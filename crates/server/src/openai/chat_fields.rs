@@ -78,6 +78,16 @@ const REFUSED: &[Refused] = &[
         neutral: &[],
         advice: "use response_format",
     },
+    Refused {
+        name: "chat_template",
+        neutral: &[],
+        advice: "it is chosen when the server starts, with --chat-template",
+    },
+    Refused {
+        name: "continue_final_message",
+        neutral: &["false"],
+        advice: "an answer is a message of its own",
+    },
 ];
 
 /// The fields that only a chat has.
@@ -98,7 +108,6 @@ pub struct ChatFields {
     pub parallel_tool_calls: Option<bool>,
     /// What the answer has to look like; reasoning stays free.
     #[serde(default, deserialize_with = "crate::fields::object")]
-    #[schema(value_type = Option<crate::openapi::ChatResponseFormat>)]
     pub response_format: Option<ResponseFormat>,
     /// A regular expression that the answer has to match; an addition of ours.
     pub regex: Option<String>,
@@ -134,13 +143,28 @@ pub struct ChatFields {
 }
 
 /// What an answer has to look like.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ResponseFormat {
     /// `text`, `json_object` or `json_schema`.
-    pub r#type: String,
-    /// The schema of `json_schema`.
+    pub r#type: FormatKind,
+    /// With `json_schema`: the schema and its name.
     #[serde(default, deserialize_with = "crate::fields::object")]
     pub json_schema: Option<NamedSchema>,
+    /// With `json_object`: a schema without a name; an addition of ours.
+    #[schema(value_type = Option<Object>)]
+    pub schema: Option<Value>,
+}
+
+/// The kinds of answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FormatKind {
+    /// Any text.
+    Text,
+    /// Some JSON object.
+    JsonObject,
+    /// JSON that a schema allows.
+    JsonSchema,
 }
 
 /// A JSON schema with its name.

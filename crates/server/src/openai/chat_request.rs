@@ -8,7 +8,7 @@ use crate::admission::{Context, Fields, Prepared};
 use crate::api_error::{ApiError, found};
 use crate::fields::Ignored;
 use crate::model::{Chat, ServedModel};
-use crate::openai::chat_fields::{ChatFields, ResponseFormat};
+use crate::openai::chat_fields::{ChatFields, FormatKind, ResponseFormat};
 use crate::openai::logprobs::MOST_TOP;
 use crate::openai::unused::unused;
 use crate::turn::{Prompt, Terms};
@@ -34,31 +34,6 @@ const REFUSED_OF_MESSAGES: [(&str, &str); 3] = [
     ("refusal", "say it as content"),
 ];
 
-impl ResponseFormat {
-    /// The rule for the answer; `None` if any text will do.
-    fn answer(&self) -> Result<Option<AnswerFormat>, ApiError> {
-        const SCHEMA: &str = "response_format.json_schema";
-        let format = match (self.r#type.as_str(), &self.json_schema) {
-            ("text", None) => None,
-            ("json_object", None) => Some(AnswerFormat::JsonObject),
-            ("json_schema", Some(named)) => Some(AnswerFormat::JsonSchema(named.schema.clone())),
-            ("json_schema", None) => {
-                return Err(ApiError::value(SCHEMA, "none", "an object with a schema"));
-            }
-            (kind @ ("text" | "json_object"), Some(_)) => {
-                let expected = format!("none, since response_format.type is {kind}");
-                return Err(ApiError::value(SCHEMA, "an object", expected));
-            }
-            (other, _) => {
-                let expected = "text, json_object or json_schema";
-                let found = gguf::shown(other);
-                return Err(ApiError::value("response_format.type", found, expected));
-            }
-        };
-        Ok(format)
-    }
-}
-
 impl Fields for ChatFields {
     type Extra = ();
 
@@ -73,9 +48,10 @@ impl Fields for ChatFields {
         let chat = model.chat()?;
         self.check_labels()?;
         let tools = self.tools(chat)?;
+        let (format, answer) = self.answer()?;
         let settings = TurnSettings {
             stop: generation.stops()?,
-            answer: self.answer()?,
+            answer,
             tool_choice: self.tool_choice(&tools, context.ignored)?,
             tools: Arc::clone(&tools),
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
@@ -96,7 +72,8 @@ impl Fields for ChatFields {
         unused
             .into_iter()
             .for_each(|name| context.ignored.add(name));
-        let (guide, reader) = chat.guides.turn(&settings).map_err(of_text)?;
+        let turn = chat.guides.turn(&settings);
+        let (guide, reader) = turn.map_err(|error| of_text(error, format))?;
         let (tokenizer, memo) = (&model.tokenizer, &chat.memo);
         let text::Prompt { tokens, cuts } =
             text::Prompt::new(tokenizer, &chat.format, &segments, Some(&**memo));
@@ -253,9 +230,10 @@ impl ChatFields {
         }
     }
 
-    fn answer(&self) -> Result<AnswerFormat, ApiError> {
+    /// The rule for the answer and the field that it is from.
+    fn answer(&self) -> Result<(Option<&'static str>, AnswerFormat), ApiError> {
         let format = self.response_format.as_ref();
-        let format = format.map(ResponseFormat::answer).transpose()?.flatten();
+        let format = format.map(ResponseFormat::rule).transpose()?.flatten();
         let given = [
             ("response_format", format),
             ("regex", self.regex.clone().map(AnswerFormat::Regex)),
@@ -263,8 +241,8 @@ impl ChatFields {
         ];
         let mut given = given.into_iter().filter_map(|(name, f)| Some((name, f?)));
         match (given.next(), given.next()) {
-            (None, _) => Ok(AnswerFormat::Text),
-            (Some((_, format)), None) => Ok(format),
+            (None, _) => Ok((None, AnswerFormat::Text)),
+            (Some((name, format)), None) => Ok((Some(name), format)),
             (Some((first, _)), Some((second, _))) => Err(ApiError::value(
                 second,
                 format_args!("it beside {first}"),
@@ -294,8 +272,13 @@ impl ChatFields {
         let level = match &self.reasoning_effort {
             None => None,
             Some(word) => Some(word.parse::<Reasoning>().map_err(|_| {
-                let found = gguf::shown(word);
-                ApiError::value("reasoning_effort", found, "low, medium, high or xhigh")
+                let expected = match word.as_str() {
+                    "none" => {
+                        "low, medium, high or xhigh; reasoning_budget 0 asks for no reasoning"
+                    }
+                    _ => "low, medium, high or xhigh",
+                };
+                ApiError::value("reasoning_effort", gguf::shown(word), expected)
             })?),
         };
         if level.is_some() && !chat.template.uses_variable("reasoning_strength") {
@@ -328,6 +311,38 @@ impl ChatFields {
             set_variable(&mut conversation, chat, name, value, ignored)?;
         }
         Ok(conversation)
+    }
+}
+
+impl ResponseFormat {
+    /// The rule; none for any text.
+    fn rule(&self) -> Result<Option<AnswerFormat>, ApiError> {
+        let beside = |field: &str| {
+            let kind = match self.r#type {
+                FormatKind::Text => "text",
+                FormatKind::JsonObject => "json_object",
+                FormatKind::JsonSchema => "json_schema",
+            };
+            let expected = format!("none beside the type {kind}");
+            ApiError::value(format!("response_format.{field}"), "a schema", expected)
+        };
+        match (self.r#type, &self.json_schema, &self.schema) {
+            (FormatKind::Text, None, None) => Ok(None),
+            (FormatKind::JsonObject, None, None) => Ok(Some(AnswerFormat::JsonObject)),
+            (FormatKind::JsonObject, None, Some(schema)) => {
+                Ok(Some(AnswerFormat::JsonSchema(schema.clone())))
+            }
+            (FormatKind::JsonSchema, Some(named), None) => {
+                Ok(Some(AnswerFormat::JsonSchema(named.schema.clone())))
+            }
+            (FormatKind::JsonSchema, None, _) => Err(ApiError::value(
+                "response_format.json_schema",
+                "none",
+                "an object with the field schema",
+            )),
+            (FormatKind::Text | FormatKind::JsonObject, Some(_), _) => Err(beside("json_schema")),
+            (FormatKind::Text | FormatKind::JsonSchema, _, Some(_)) => Err(beside("schema")),
+        }
     }
 }
 
@@ -470,7 +485,14 @@ fn set_variable(
     Ok(())
 }
 
-/// What the text side says of a request, by the field that is meant.
-pub(crate) fn of_text(error: text::Error) -> ApiError {
-    ApiError::bad("invalid_value", None, error)
+/// What the text side says of a request, by the field that is meant; `format` is
+/// the one that the rule for the answer is from.
+pub(crate) fn of_text(error: text::Error, format: Option<&'static str>) -> ApiError {
+    use text::Error;
+    let param = match error {
+        Error::Grammar { .. } | Error::GrammarTooLarge { .. } => format,
+        Error::ToolNotCallable { .. } | Error::ToolSchema { .. } => Some("tools"),
+        _ => None,
+    };
+    ApiError::bad("invalid_value", param.map(str::to_string), error)
 }

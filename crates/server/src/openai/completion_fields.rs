@@ -16,6 +16,26 @@ const REFUSED: &[Refused] = &[
         neutral: &[r#""""#],
         advice: "this model continues text, it does not fill gaps",
     },
+    Refused {
+        name: "messages",
+        neutral: &[],
+        advice: "/v1/chat/completions answers conversations",
+    },
+    Refused {
+        name: "max_completion_tokens",
+        neutral: &[],
+        advice: "its name here is max_tokens",
+    },
+    Refused {
+        name: "response_format",
+        neutral: &[r#"{"type":"text"}"#],
+        advice: "use regex or grammar",
+    },
+    Refused {
+        name: "top_logprobs",
+        neutral: &["0"],
+        advice: "logprobs says how many",
+    },
 ];
 
 /// The fields that only a completion has.

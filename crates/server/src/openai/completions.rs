@@ -81,17 +81,18 @@ impl Fields for CompletionFields {
             cache: generation.cache(),
             deadline,
         };
+        let (format, answer) = match (&self.regex, &self.grammar) {
+            (None, None) => (None, AnswerFormat::Text),
+            (Some(regex), None) => (Some("regex"), AnswerFormat::Regex(regex.clone())),
+            (None, Some(grammar)) => (Some("grammar"), AnswerFormat::Lark(grammar.clone())),
+            (Some(_), Some(_)) => {
+                let expected = "one rule for the answer";
+                return Err(ApiError::value("grammar", "it beside regex", expected));
+            }
+        };
         let settings = TurnSettings {
             stop: generation.stops()?,
-            answer: match (&self.regex, &self.grammar) {
-                (None, None) => AnswerFormat::Text,
-                (Some(regex), None) => AnswerFormat::Regex(regex.clone()),
-                (None, Some(grammar)) => AnswerFormat::Lark(grammar.clone()),
-                (Some(_), Some(_)) => {
-                    let expected = "one rule for the answer";
-                    return Err(ApiError::value("grammar", "it beside regex", expected));
-                }
-            },
+            answer,
             ..TurnSettings::default()
         };
         let is_echo = self.echo.unwrap_or(false);
@@ -111,7 +112,8 @@ impl Fields for CompletionFields {
             false => String::new(),
         };
         let echoes = token_lists.iter().map(echo).collect();
-        let (guide, reader) = model.completions.turn(&settings).map_err(of_text)?;
+        let turn = model.completions.turn(&settings);
+        let (guide, reader) = turn.map_err(|error| of_text(error, format))?;
         let prompts = token_lists.into_iter().map(|tokens| Prompt {
             tokens,
             cuts: Vec::new(),
