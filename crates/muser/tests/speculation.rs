@@ -316,11 +316,15 @@ fn wrong_rounds(drafter: &Gguf, goldens: &[Golden]) -> (usize, usize) {
 /// begins behind them.
 #[test]
 fn rounds_are_the_golden_ones_draft_by_draft() {
-    let (n_wrong, n) = wrong_rounds(&drafter(), &goldens());
-    assert_eq!(n, 135);
+    let short = ["story-low", "story-high", "default-system", "list"];
+    let is_part = |golden: &Golden| IS_WHOLE || short.contains(&&*golden.name);
+    let goldens: Vec<Golden> = goldens().into_iter().filter(is_part).collect();
+    let (n_wrong, n) = wrong_rounds(&drafter(), &goldens);
+    assert_eq!(n, if IS_WHOLE { 135 } else { 40 });
     // Near ties, in drafted tokens that are never accepted.
+    let most = if IS_WHOLE { 3 } else { 1 };
     assert!(
-        n_wrong <= 3,
+        n_wrong <= most,
         "{n_wrong} of {n} rounds are not the golden ones"
     );
 }
