@@ -13,6 +13,7 @@ use engine::{SampleError, SamplerSettings};
 use gguf::{Metadata, Value, shown};
 use model::Architecture;
 use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use text::Tokenizer;
 
@@ -97,21 +98,22 @@ fn number(text: &str) -> Result<f32, String> {
 }
 
 fn count(text: &str) -> Result<u32, String> {
-    whole(text, u32::MIN, u32::MAX)
+    whole(text, u32::MIN..=u32::MAX)
 }
 
 fn last_n(text: &str) -> Result<i32, String> {
-    whole(text, i32::MIN, i32::MAX)
+    whole(text, i32::MIN..=i32::MAX)
 }
 
 fn seed(text: &str) -> Result<u64, String> {
-    whole(text, u64::MIN, u64::MAX)
+    whole(text, u64::MIN..=u64::MAX)
 }
 
 /// A whole number on the command line.
-fn whole<T: FromStr + Display>(text: &str, least: T, most: T) -> Result<T, String> {
-    let expected = |_| format!("expected a whole number, {least} to {most}");
-    text.parse().map_err(expected)
+fn whole<T: FromStr + Display>(text: &str, range: RangeInclusive<T>) -> Result<T, String> {
+    let (least, most) = range.into_inner();
+    text.parse()
+        .map_err(|_| format!("expected a whole number, {least} to {most}"))
 }
 
 /// Settings, and where they come from, for the start line.
