@@ -394,8 +394,10 @@ fn sampled_acceptance_is_the_expected_one() {
             let rounds = std::mem::take(&mut *rounds.lock().expect("no panic"));
             let mut n_accepted = 0;
             for (anchor, draft) in rounds {
-                // The token at the place behind the anchor comes first.
-                let places = found[anchor + 1 - golden.prompt.len()..].iter();
+                // The token at the place behind the anchor comes first; the last one
+                // of the answer is never drafted.
+                let first = anchor + 1 - golden.prompt.len();
+                let places = found[first..found.len() - 1].iter();
                 for (generated, &token) in places.zip(&draft) {
                     let p = probability(&generated.top, token, f64::from(temperature));
                     expected += p;
