@@ -316,11 +316,15 @@ fn wrong_rounds(drafter: &Gguf, goldens: &[Golden]) -> (usize, usize) {
 /// begins behind them.
 #[test]
 fn rounds_are_the_golden_ones_draft_by_draft() {
-    let (n_wrong, n) = wrong_rounds(&drafter(), &goldens());
-    assert_eq!(n, 135);
+    let short = ["story-low", "story-high", "default-system", "list"];
+    let is_part = |golden: &Golden| IS_WHOLE || short.contains(&&*golden.name);
+    let goldens: Vec<Golden> = goldens().into_iter().filter(is_part).collect();
+    let (n_wrong, n) = wrong_rounds(&drafter(), &goldens);
+    assert_eq!(n, if IS_WHOLE { 135 } else { 40 });
     // Near ties, in drafted tokens that are never accepted.
+    let most = if IS_WHOLE { 3 } else { 1 };
     assert!(
-        n_wrong <= 3,
+        n_wrong <= most,
         "{n_wrong} of {n} rounds are not the golden ones"
     );
 }
@@ -341,23 +345,29 @@ fn a_wrong_drafter_changes_its_rounds_and_no_answer() {
     }
 }
 
-/// The tokens a round gives, greedily, on the default device: 3.07 were measured.
+/// The tokens a round gives, greedily, on the default device; a drafter that
+/// proposes only what is asked for would give 1.4 of 4.
 #[test]
 fn acceptance_keeps_its_baseline() {
     let (file, drafter) = (target(), drafter());
-    let (service, handle) = service(&file, Some(&drafter), fixed(Drafts::Dflash, 15));
-    for golden in goldens().iter().take(4) {
-        let case = Case {
-            tokens: golden.prompt.clone(),
-            sampling: drafts::sampling(0),
-            guide: Box::new(Free),
-            logprobs: None,
-        };
-        hear(&submit(&handle, &case, 128, None));
+    for (length, least) in [(15, 2.8), (3, 2.2)] {
+        let (service, handle) = service(&file, Some(&drafter), fixed(Drafts::Dflash, length));
+        for golden in goldens().iter().take(4) {
+            let case = Case {
+                tokens: golden.prompt.clone(),
+                sampling: drafts::sampling(0),
+                guide: Box::new(Free),
+                logprobs: None,
+            };
+            hear(&submit(&handle, &case, 128, None));
+        }
+        let speculation = end(service, &handle).speculation;
+        let tokens = speculation.tokens_per_round();
+        assert!(
+            tokens >= least,
+            "{length} drafted, {tokens:.2} tokens a round: {speculation:?}"
+        );
     }
-    let speculation = end(service, &handle).speculation;
-    let tokens = speculation.tokens_per_round();
-    assert!(tokens >= 2.8, "{tokens:.2} tokens a round: {speculation:?}");
 }
 
 /// The share of drafted tokens that are accepted is the sum of their
@@ -384,8 +394,10 @@ fn sampled_acceptance_is_the_expected_one() {
             let rounds = std::mem::take(&mut *rounds.lock().expect("no panic"));
             let mut n_accepted = 0;
             for (anchor, draft) in rounds {
-                // The token at the place behind the anchor comes first.
-                let places = found[anchor + 1 - golden.prompt.len()..].iter();
+                // The token at the place behind the anchor comes first; the last one
+                // of the answer is never drafted.
+                let first = anchor + 1 - golden.prompt.len();
+                let places = found[first..found.len() - 1].iter();
                 for (generated, &token) in places.zip(&draft) {
                     let p = probability(&generated.top, token, f64::from(temperature));
                     expected += p;

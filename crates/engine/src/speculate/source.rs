@@ -38,9 +38,11 @@ pub(crate) trait DraftSource: Send {
     ) -> Result<Vec<Vec<u32>>, model::Error>;
 }
 
-/// The drafter attached to the model.
+/// The drafter attached to the model. It always proposes a whole block, of which
+/// a beginning is taken: rows of a block see each other, and a drafter knows
+/// blocks of its own size only.
 pub(crate) struct Dflash {
-    /// Tokens of a draft at most.
+    /// Tokens of a block behind its anchor.
     pub longest: usize,
 }
 
@@ -53,8 +55,8 @@ impl DraftSource for Dflash {
         self.longest
     }
 
-    fn rows(&self, n_sequences: usize, n_tokens: usize) -> usize {
-        n_sequences + n_tokens
+    fn rows(&self, n_sequences: usize, _: usize) -> usize {
+        n_sequences * (1 + self.longest)
     }
 
     fn draft(
@@ -67,17 +69,12 @@ impl DraftSource for Dflash {
         let mut rest = asks;
         while !rest.is_empty() {
             // As many blocks as a pass holds.
-            let mut n_rows = 0;
-            let fits = |ask: &&Ask<'_>| {
-                n_rows += self.rows(1, ask.n_draft);
-                n_rows <= max_rows
-            };
-            let n_blocks = rest.iter().take_while(fits).count().max(1);
+            let n_blocks = (max_rows / (1 + self.longest)).clamp(1, rest.len());
             let (now, later) = rest.split_at(n_blocks);
             let request = |(seq, ask): (u32, &Ask<'_>)| DraftRequest {
                 seq,
                 anchor: *ask.sequence.tokens().last().expect("a newest token"),
-                n_draft: ask.n_draft,
+                n_draft: self.longest,
             };
             let requests: Vec<DraftRequest> = (0..).zip(now).map(request).collect();
             let tables: Vec<&SequencePages> = now.iter().map(|ask| &ask.sequence.pages).collect();
@@ -87,11 +84,11 @@ impl DraftSource for Dflash {
                 RowOutput::Argmax { token, .. } => Some(token),
                 _ => None,
             };
-            drafts.extend(
-                outputs
-                    .into_iter()
-                    .map(|outputs| outputs.into_iter().map_while(token).collect()),
-            );
+            let beginning = |(outputs, ask): (Vec<RowOutput>, &Ask<'_>)| {
+                let tokens = outputs.into_iter().map_while(token);
+                tokens.take(ask.n_draft).collect()
+            };
+            drafts.extend(outputs.into_iter().zip(now).map(beginning));
             rest = later;
         }
         Ok(drafts)

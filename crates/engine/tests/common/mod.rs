@@ -46,8 +46,6 @@ pub struct Orders {
     pub draft_fails: Option<DeviceError>,
     /// Rows of each pass.
     pub passes: Vec<usize>,
-    /// Tokens asked for in each draft.
-    pub drafts: Vec<usize>,
 }
 
 /// A model that is a hash.
@@ -305,7 +303,6 @@ impl Forward for Toy {
         let step = Step::new(&Batch::default(), tables);
         let mut outputs = Vec::new();
         for &request in requests {
-            orders.drafts.push(request.n_draft);
             let start = tables[request.seq as usize].len();
             let mut tokens = self.continued(&step, request, start);
             for (token, pos) in tokens.iter_mut().zip(start as usize..) {

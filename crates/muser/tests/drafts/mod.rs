@@ -98,6 +98,7 @@ pub fn cases(file: &Gguf, n: usize) -> Vec<Case> {
     let template = template.expect("a template");
     let guides = GuideFactory::new(Arc::clone(&tokenizer), TurnFormat::of_chat(&tokenizer));
     let guides = guides.expect("guides");
+    let has_reasoning = template.uses_variable("reasoning_strength");
     let case = |index: usize| {
         let (animal, thing) = (ANIMALS[index % 10], THINGS[index / 10 % 5]);
         let asked = match index % 4 {
@@ -113,7 +114,7 @@ pub fn cases(file: &Gguf, n: usize) -> Vec<Case> {
                 0 => Reasoning::High,
                 _ => Reasoning::Low,
             })
-            .filter(|_| template.uses_variable("reasoning_strength")),
+            .filter(|_| has_reasoning),
             current_date: Some("2026-11-30".to_string()),
             ..Conversation::new(vec![Message::new("user", &asked)])
         };
@@ -136,7 +137,7 @@ pub fn cases(file: &Gguf, n: usize) -> Vec<Case> {
                 })),
                 _ => AnswerFormat::Text,
             },
-            reasoning_budget: (index % 6 == 5).then_some(20),
+            reasoning_budget: (has_reasoning && index % 6 == 5).then_some(20),
             ..TurnSettings::default()
         };
         Case {
