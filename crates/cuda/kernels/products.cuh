@@ -54,6 +54,8 @@ template <u32 NT> struct Columns {
 template <u32 NT, u32 MT>
 DEV void multiply_unit(const u8* const (&w)[MT], const Columns<NT>& c, u32, u32 lane, float (&acc)[MT][NT][4]) {
     const u32 g = lane / 4, t = lane % 4;
+    // Of many columns it pays to shift the high codes down at once, to have one sum.
+    constexpr bool IS_SHIFTED = Format::HIGH_IS_16_TIMES && NT >= 4, HAS_SIXTEEN = Format::HIGH_IS_16_TIMES && !IS_SHIFTED;
     int sum[MT][NT][4] = {}, sixteen[MT][NT][4] = {};
     Head h[MT][2];
 #pragma unroll
@@ -64,18 +66,19 @@ DEV void multiply_unit(const u8* const (&w)[MT], const Columns<NT>& c, u32, u32 
         for (u32 m = 0; m < MT; m++) {
             u32 u[4], v[4];
             Format::codes(w[m], lane, p, u, v);
+            if (IS_SHIFTED) u[2] >>= 4, u[3] >>= 4, v[2] >>= 4, v[3] >>= 4;
 #pragma unroll
             for (u32 n = 0; n < NT; n++) {
                 const uint4 x = c.at(p, n);
                 if (Format::GROUP == 32) {
                     int low[4], high[4];
                     mma_k32<false>(low, u[0], v[0], u[1], v[1], x.x, x.y);
-                    mma_k32<Format::HIGH_IS_16_TIMES>(high, u[2], v[2], u[3], v[3], x.z, x.w);
+                    mma_k32<HAS_SIXTEEN>(high, u[2], v[2], u[3], v[3], x.z, x.w);
 #pragma unroll
                     for (u32 e = 0; e < 4; e++) {
                         const u32 s = h[m][e / 2].scales[p / 2];
                         sum[m][n][e] += low[e] * byte_of(s, p % 2 * 2, Format::IS_SIGNED);
-                        int& to = Format::HIGH_IS_16_TIMES ? sixteen[m][n][e] : sum[m][n][e];
+                        int& to = HAS_SIXTEEN ? sixteen[m][n][e] : sum[m][n][e];
                         to += high[e] * byte_of(s, p % 2 * 2 + 1, Format::IS_SIGNED);
                     }
                 } else {
@@ -189,26 +192,25 @@ DEV void finish(const float (&acc)[MT][NT][4], float* shared, const Part& part, 
     }
 }
 
-// Any grid: x are groups of 8 NT columns; of `n_workers` workers, each takes tiles in turn. `is_late`: let the next kernel start at
+// Any grid: x are groups of 8 NT columns; of `n_workers` workers, each takes tiles in turn. `n_slots`: of each warp's ring. `is_late`: let the next kernel start at
 // this block's last tile, not at once: where the grid does not fill every place of residency, blocks that come early
 // settle unevenly and stay (measured: 52 instead of 38 us).
 template <u32 NT, u32 MT>
 DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 worker, u32 n_workers, u32 n_blocks, const Activations& a,
-                  const Epilogue& epilogue, u32 is_late) {
+                  const Epilogue& epilogue, u32 is_late, u32 n_slots) {
     extern __shared__ __align__(128) u8 memory[];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 c0 = blockIdx.x * 8 * NT, n = min(8 * NT, a.n_col - c0);
     const u32 b0 = warp * n_blocks / SEGMENTS, b1 = (warp + 1) * n_blocks / SEGMENTS;
     const size_t tile_stride = (size_t)n_blocks * TILE_BYTES;
     constexpr u32 SLOT = MT * UNIT * TILE_BYTES;
-    float* shared = (float*)(memory + SEGMENTS * SLOTS * SLOT);
+    float* shared = (float*)(memory + SEGMENTS * n_slots * SLOT);
     u32 buffer = 0;
 #if __CUDA_ARCH__ >= 900
-    u8* ring = memory + warp * SLOTS * SLOT;
-    u64* bars = (u64*)(shared + 2 * SEGMENTS * MT * 16 * NT * 8) + warp * SLOTS;
+    u8* ring = memory + warp * n_slots * SLOT;
+    u64* bars = (u64*)(shared + 2 * SEGMENTS * MT * 16 * NT * 8) + warp * n_slots;
     if (lane == 0) {
-#pragma unroll
-        for (u32 i = 0; i < SLOTS; i++) barrier_init(shared_address(bars + i), 1);
+        for (u32 i = 0; i < n_slots; i++) barrier_init(shared_address(bars + i), 1);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncwarp();
@@ -229,8 +231,7 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 worker, u32 
         next_block += count;
         if (next_block == b1) next_block = b0, next_tile += n_workers;
     };
-#pragma unroll
-    for (u32 i = 0; i < SLOTS; i++) ask(i);  // weights do not depend on the predecessor
+    for (u32 i = 0; i < n_slots; i++) ask(i);  // weights do not depend on the predecessor
     u32 slot = 0, phase = 0;
 #endif
     if (!is_late) let_dependents_start();
@@ -255,7 +256,7 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 worker, u32 
 #if __CUDA_ARCH__ >= 900
             __syncwarp();  // all lanes have read the slot
             ask(slot);
-            if (++slot == SLOTS) slot = 0, phase ^= 1;
+            if (++slot == n_slots) slot = 0, phase ^= 1;
 #endif
         }
         if (is_late && tile + n_workers >= n_tiles) let_dependents_start();
