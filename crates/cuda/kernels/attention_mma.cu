@@ -5,7 +5,8 @@
 // a maximum, a sum and an output from that block alone; blocks merge ascending into their segment of 512 positions,
 // segments into their span of 4,096, spans into the whole. What a reader would get wrong: one function computes a block
 // for every kernel, and who merges is nowhere in the order, so few rows shared by many blocks of threads and many rows
-// side by side give the same bits. Values of keys that are not seen count as 0, whatever lies there.
+// side by side give the same bits. Values of keys that are not seen count as 0, whatever lies there. Few rows are a
+// matter of microseconds, most of which is fetching instructions: the code is kept short, not only the work.
 constexpr u32 BLOCK_KEYS = 64, SEGMENT_KEYS = 512, SPAN_KEYS = 4096;
 constexpr u32 HEADS = 16, WARPS = 8, THREADS = 32 * WARPS;
 constexpr u32 RUNS = DIM / 32;                     // of a head: 32 dimensions, two steps of a product
@@ -25,7 +26,7 @@ struct Job {
     u32 n_head, n_head_kv;
     u32 first_row;  // of the launch, where rows are few
     u32 window;     // 0: none
-    float scale;
+    float scale;    // on the scores, times log2(e): exponentials are powers of two here
 };
 // Norm and rotation of q and of the pass's own keys, and the store of these, if they have not been done.
 struct Fresh {
@@ -44,24 +45,34 @@ DEV void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+DEV u32 halves_of(float x, float y) {
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    return both;
+}
 // Two numbers as pairs of f16: what the first cannot hold is in the second.
 DEV void split(float x, float y, u32& upper, u32& lower) {
-    const u16 a = float_to_half(x), b = float_to_half(y);
-    upper = a | (u32)b << 16;
-    lower = float_to_half(x - half_to_float(a)) | (u32)float_to_half(y - half_to_float(b)) << 16;
+    upper = halves_of(x, y);
+    lower = halves_of(x - low_half(upper), y - high_half(upper));
+}
+DEV float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 DEV void ask_cache(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // ---- queries --------------------------------------------------------------------------------------------------------
-// Sixteen heads as f16, upper halves and lower ones. Pieces of 16 bytes of odd rows change sides, for the banks.
+// Sixteen heads as f16, upper halves and lower ones, as A operands of the steps: [run][step of it][lane][word].
 struct Queries {
-    u16 upper[HEADS][DIM], lower[HEADS][DIM];
+    uint4 upper[2 * RUNS][32], lower[2 * RUNS][32];
 
-    DEV u32 place(u32 head, u32 d) { return d ^ (DIM >= 64 && head & 1 ? 32 : 0); }
     __device__ __forceinline__ void put(u32 head, u32 d, float x) {
+        const u32 step = d / 32 * 2 + d % 8 / 4, lane = head % 8 * 4 + d % 32 / 8, word = d % 4 / 2 * 2 + head / 8;
+        const u32 at = ((step * 32 + lane) * 4 + word) * 2 + d % 2;
         const u16 a = float_to_half(x);
-        upper[head][place(head, d)] = a;
-        lower[head][place(head, d)] = float_to_half(x - half_to_float(a));
+        ((u16*)upper)[at] = a;
+        ((u16*)lower)[at] = float_to_half(x - half_to_float(a));
     }
 };
 
@@ -73,6 +84,13 @@ struct Block {
     u32 lo, hi;
 
     __device__ __forceinline__ bool sees(u32 key) const { return key >= lo && key < hi; }
+    // Of this thread's keys 16 i + 2t + (0, 1, 8, 9) a bit each.
+    __device__ __forceinline__ u32 own_keys() const {
+        u32 seen = 0;
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) seen |= (u32)sees(16 * (i / 4) + threadIdx.x % 4 * 2 + i % 2 + i % 4 / 2 * 8) << i;
+        return seen;
+    }
 };
 
 // Maximum, sum and output of two queries, of heads g and g + 8 with g = lane / 4. A thread's outputs: [part][tile][e], e =
@@ -84,7 +102,7 @@ struct State {
 // What two parts of the keys give together, from their maxima: factors of the first and of the second.
 DEV void join(float& max, float max_of_part, float& old, float& fresh) {
     const float larger = max > max_of_part ? max : max_of_part;
-    old = exp_of(max - larger), fresh = exp_of(max_of_part - larger);
+    old = power_of_two(max - larger), fresh = power_of_two(max_of_part - larger);
     max = larger;
 }
 DEV float joined(float x, float part, float old, float fresh) { return fmaf(x, old, part * fresh); }
@@ -106,18 +124,19 @@ template <bool FAR> DEV void weights_of_block(const Queries& q, const Block& blo
         for (u32 j = 0; j < RUNS; j++) load(j);
 #pragma unroll
     for (u32 j = 0; j < RUNS; j++) {
-        const u32 d = Queries::place(g, 32 * j + 8 * t);  // heads g and g + 8 are both odd or both even
-        const uint4 a = *(const uint4*)(q.upper[g] + d), b = *(const uint4*)(q.upper[g + 8] + d);
-        const uint4 c = *(const uint4*)(q.lower[g] + d), e = *(const uint4*)(q.lower[g + 8] + d);
+        const uint4 a = q.upper[2 * j][lane], b = q.upper[2 * j + 1][lane];
+        const uint4 c = q.lower[2 * j][lane], e = q.lower[2 * j + 1][lane];
         if (!FAR) load(j);
+        // Eight products in a row do not wait for each other.
+        const uint4(&key)[8] = w[FAR ? j : 0];
 #pragma unroll
-        for (u32 n = 0; n < 8; n++) {
-            const uint4& key = w[FAR ? j : 0][n];
-            mma(s[n], c.x, e.x, c.y, e.y, key.x, key.y);
-            mma(s[n], a.x, b.x, a.y, b.y, key.x, key.y);
-            mma(s[n], c.z, e.z, c.w, e.w, key.z, key.w);
-            mma(s[n], a.z, b.z, a.w, b.w, key.z, key.w);
-        }
+        for (u32 n = 0; n < 8; n++) mma(s[n], c.x, c.y, c.z, c.w, key[n].x, key[n].y);
+#pragma unroll
+        for (u32 n = 0; n < 8; n++) mma(s[n], a.x, a.y, a.z, a.w, key[n].x, key[n].y);
+#pragma unroll
+        for (u32 n = 0; n < 8; n++) mma(s[n], e.x, e.y, e.z, e.w, key[n].z, key[n].w);
+#pragma unroll
+        for (u32 n = 0; n < 8; n++) mma(s[n], b.x, b.y, b.z, b.w, key[n].z, key[n].w);
     }
     max[0] = max[1] = -infinity();
 #pragma unroll
@@ -137,7 +156,7 @@ template <bool FAR> DEV void weights_of_block(const Queries& q, const Block& blo
     for (u32 n = 0; n < 8; n++) {
 #pragma unroll
         for (u32 e = 0; e < 4; e++) {
-            s[n][e] = exp_of(s[n][e] - max[e / 2]);
+            s[n][e] = power_of_two(s[n][e] - max[e / 2]);
             sum[e / 2] = sum[e / 2] + s[n][e];
         }
         split(s[n][0], s[n][1], upper[n][0], lower[n][0]);
@@ -151,35 +170,40 @@ template <bool FAR> DEV void weights_of_block(const Queries& q, const Block& blo
 }
 
 // Eight or four neighbouring values of a key; 0 if it is not seen.
-DEV uint4 values_of(const Block& block, u32 key, u32 d) {
+DEV uint4 values_at(const u16* at, bool is_seen) {
     uint4 w = make_uint4(0, 0, 0, 0);
-    if (!block.sees(key)) return w;
-    const u16* at = block.values + key * block.value_pitch + d;
-    if (TILES == 8) return *(const uint4*)at;
-    const uint2 few = *(const uint2*)at;
-    w.x = few.x, w.y = few.y;
+    if (TILES == 8) {
+        if (is_seen) w = *(const uint4*)at;
+    } else if (is_seen) {
+        const uint2 few = *(const uint2*)at;
+        w.x = few.x, w.y = few.y;
+    }
     return w;
 }
 
 // Part `half` of the outputs.
-DEV void weigh_block(const Block& block, u32 half, const u32 (&upper)[8][2], const u32 (&lower)[8][2], float (&out)[TILES][4]) {
-    const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, d = (half * 8 + g) * TILES;
+DEV void weigh_block(const Block& block, u32 half, u32 seen, const u32 (&upper)[8][2], const u32 (&lower)[8][2], float (&out)[TILES][4]) {
+    const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pitch = block.value_pitch;
+    const u16* at = block.values + 2 * t * pitch + (half * 8 + g) * TILES;
 #pragma unroll
     for (u32 j = 0; j < TILES; j++)
 #pragma unroll
         for (u32 e = 0; e < 4; e++) out[j][e] = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        const u32 key = 16 * i + 2 * t;
-        const uint4 a = values_of(block, key, d), b = values_of(block, key + 1, d);
-        const uint4 c = values_of(block, key + 8, d), e = values_of(block, key + 9, d);
+        const uint4 a = values_at(at, seen >> 4 * i & 1), b = values_at(at + pitch, seen >> 4 * i & 2);
+        const uint4 c = values_at(at + 8 * pitch, seen >> 4 * i & 4), e = values_at(at + 9 * pitch, seen >> 4 * i & 8);
+        at += 16 * pitch;
+        u32 b0[TILES], b1[TILES];
 #pragma unroll
         for (u32 j = 0; j < TILES; j++) {
             const u32 order = j % 2 ? 0x7632 : 0x5410;
-            const u32 b0 = __byte_perm(word_of(a, j / 2), word_of(b, j / 2), order), b1 = __byte_perm(word_of(c, j / 2), word_of(e, j / 2), order);
-            mma(out[j], lower[2 * i][0], lower[2 * i][1], lower[2 * i + 1][0], lower[2 * i + 1][1], b0, b1);
-            mma(out[j], upper[2 * i][0], upper[2 * i][1], upper[2 * i + 1][0], upper[2 * i + 1][1], b0, b1);
+            b0[j] = __byte_perm(word_of(a, j / 2), word_of(b, j / 2), order), b1[j] = __byte_perm(word_of(c, j / 2), word_of(e, j / 2), order);
         }
+#pragma unroll
+        for (u32 j = 0; j < TILES; j++) mma(out[j], lower[2 * i][0], lower[2 * i][1], lower[2 * i + 1][0], lower[2 * i + 1][1], b0[j], b1[j]);
+#pragma unroll
+        for (u32 j = 0; j < TILES; j++) mma(out[j], upper[2 * i][0], upper[2 * i][1], upper[2 * i + 1][0], upper[2 * i + 1][1], b0[j], b1[j]);
     }
 }
 
@@ -232,7 +256,7 @@ DEV void write_share(float* state, const Share& s) {
 }
 DEV Share merged(const float* states, u32 n) {
     Share s = read_share(states);
-#pragma unroll 4
+#pragma unroll 2
     for (u32 i = 1; i < n; i++) s.merge(read_share(states + (size_t)i * STATE));
     return s;
 }
@@ -249,62 +273,90 @@ DEV bool is_last_of(u32* arrivals, u32 n, FewMemory& m) {
     return m.is_last;
 }
 
-// A row's queries, normed and turned if they have not been; half-warps own heads.
-DEV void load_queries(const Job& job, const Fresh& fresh, u32 r, u32 head0, u32 n, float (&turn_space)[HEADS][PITCH], Queries& q) {
-    const u32 head = threadIdx.x / 16;
-    const bool is_there = head < n;
-    float x[16], weights[16];
-    load_weights(weights, fresh.k ? fresh.q_norm : 0, 0, DIM);
-    load_group(x, job.q + ((size_t)r * job.n_head + head0 + (is_there ? head : 0)) * DIM, 0, is_there ? DIM : 0);
-    if (fresh.k) {
-        scale_group(x, inverse_rms(squares(x), DIM, fresh.eps), weights, true);
+// A thread's elements of a head, every sixteenth.
+constexpr u32 EACH = DIM / 16;
+DEV void load_head(float (&x)[EACH], const float* head) {
 #pragma unroll
-        for (u32 i = 0; i < DIM / 16; i++) turn_space[head][i * 16 + half_lane()] = x[i];
-        __syncwarp();
+    for (u32 i = 0; i < EACH; i++) x[i] = head[i * 16 + half_lane()];
+}
+// The head of a half-warp, normed, in `to`.
+DEV void norm_head(const float (&x)[EACH], const float (&weights)[EACH], float eps, float* to) {
+    float sum = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < DIM / 16; i++) x[i] = turned(fresh.turn, turn_space[head], r, i * 16 + half_lane());
+    for (u32 i = 0; i < EACH; i++) sum = fmaf(x[i], x[i], sum);
+    const float s = inverse_rms(sum_of_lanes(sum), DIM, eps);
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) to[i * 16 + half_lane()] = x[i] * s * weights[i];
+    __syncwarp();
+}
+// Turns a normed head, pair by pair, and puts its elements where they belong.
+template <class Put> DEV void turn_head(const Turn& turn, const float* head, u32 row, Put put) {
+    const float* cos = turn.table + row * 2 * turn.n_pairs;
+#pragma unroll
+    for (u32 i = 0; i < EACH / 2; i++) {
+        const u32 j = i * 16 + half_lane();
+        const bool turns = j < turn.n_pairs, apart = turns && turn.is_halves;
+        const u32 first = apart ? j : 2 * j, second = apart ? j + turn.n_pairs : 2 * j + 1;
+        const float a = head[first], b = head[second];
+        const float c = turns ? cos[j] : 1.0f, s = turns ? cos[turn.n_pairs + j] : 0.0f;
+        put(first, turns ? a * c - b * s : a);
+        put(second, turns ? a * s + b * c : b);
     }
-#pragma unroll
-    for (u32 i = 0; i < DIM / 16; i++) q.put(head, i * 16 + half_lane(), is_there ? x[i] : 0.0f);
+    __syncwarp();
 }
 
-// Norms, turns and stores the pass's own keys and values at positions lo .. hi - 1. Blocks of threads that need the same
-// ones store the same bits.
-DEV void store_fresh(const Job& job, const Fresh& fresh, const Row& row, u32 start, u32 head_kv, u32 lo, u32 hi, float (&turn_space)[HEADS][PITCH]) {
+// A row's queries, normed and turned if they have not been; half-warps own heads.
+DEV void load_queries(const Job& job, const Fresh& fresh, u32 r, u32 head0, u32 n, const float (&weights)[EACH], float (&space)[HEADS][PITCH],
+                      Queries& q) {
+    const u32 head = threadIdx.x / 16;
+    float x[EACH] = {};
+    if (head < n) load_head(x, job.q + ((size_t)r * job.n_head + head0 + head) * DIM);
+    if (fresh.k) {
+        norm_head(x, weights, fresh.eps, space[head]);
+        turn_head(fresh.turn, space[head], r, [&](u32 d, float y) { q.put(head, d, y); });
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++) q.put(head, i * 16 + half_lane(), x[i]);
+    }
+}
+
+// Norms, turns and stores the pass's own keys and values at positions lo .. hi - 1; a warp takes a key and its value.
+// Blocks of threads that need the same ones store the same bits.
+DEV void store_fresh(const Job& job, const Fresh& fresh, const Row& row, u32 start, u32 head_kv, u32 lo, u32 hi, float (&space)[HEADS][PITCH]) {
     const u32 half = threadIdx.x / 16;
-    float weights[16];
-    load_weights(weights, fresh.k_norm, 0, DIM);
-    for (u32 i0 = threadIdx.x / 32 * 2; i0 < 2 * (hi - lo); i0 += HEADS) {  // a warp takes a key and its value
-        const u32 pos = lo + i0 / 2, r = row.first + pos - start;
-        const bool is_value = half % 2;
-        float x[16];
-        load_group(x, (is_value ? fresh.v : fresh.k) + ((size_t)r * job.n_head_kv + head_kv) * DIM, 0, DIM);
-        const float s = inverse_rms(squares(x), DIM, fresh.eps);
-        if (!is_value) scale_group(x, s, weights, true);
+    const bool is_value = half % 2;
+    float weights[EACH];
+    load_head(weights, fresh.k_norm);
+#pragma unroll 1
+    for (u32 pos = lo + threadIdx.x / 32; pos < hi; pos += WARPS) {
+        const u32 r = row.first + pos - start;
+        float x[EACH];
+        load_head(x, (is_value ? fresh.v : fresh.k) + ((size_t)r * job.n_head_kv + head_kv) * DIM);
+        u16* to = (u16*)page_of(job.place, row, pos) + row_in_page(job.place, pos, is_value) + head_kv * DIM;
+        norm_head(x, weights, fresh.eps, space[half]);
+        if (is_value) {
 #pragma unroll
-        for (u32 i = 0; i < DIM / 16; i++) turn_space[half][i * 16 + half_lane()] = x[i];
-        __syncwarp();
-        u8* to = stored_row(job.place, row, pos, is_value, 1);
-#pragma unroll
-        for (u32 i = 0; i < DIM / 16; i++) {
-            const u32 d = i * 16 + half_lane();
-            store_element(to, 1, head_kv * DIM + d, is_value ? x[i] : turned(fresh.turn, turn_space[half], r, d));
+            for (u32 i = 0; i < EACH; i++) to[i * 16 + half_lane()] = float_to_half(x[i]);
         }
-        __syncwarp();
+        turn_head(fresh.turn, space[half], r, [&](u32 d, float y) {
+            if (!is_value) to[d] = float_to_half(y);
+        });
     }
 }
 
 // Divides, multiplies by the sigmoid of the gate if there is one, and leaves the result and its int8 form.
-DEV void finish_row(const Job& job, const Share& s, u32 r, u32 head0, u32 n, const float* gate, const Activations& a, FewMemory& m) {
+DEV void finish_row(const Job& job, const Share& s, u32 r, u32 head0, u32 n, const float (&gate)[SHARE], bool has_gate, const Activations& a,
+                    FewMemory& m) {
     const u32 head = threadIdx.x / 16, d = threadIdx.x % 16 * SHARE;
     float* x = m.out[0][0];  // [head][dim]; the blocks' outputs have been read
     __syncthreads();
     if (head < n) {
         const size_t at = ((size_t)r * job.n_head + head0 + head) * DIM + d;
+        const float inverse = 1.0f / s.sum;
 #pragma unroll
         for (u32 k = 0; k < SHARE; k++) {
-            float y = s.out[k] / s.sum;
-            if (gate) y = y * sigmoid(gate[at + k]);
+            float y = s.out[k] * inverse;
+            if (has_gate) y = y * sigmoid(gate[k]);
             job.out[at + k] = y;
             x[head * DIM + d + k] = y;
         }
@@ -345,12 +397,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_few(Job job, Fre
                 ask_cache(k), ask_cache(k + DIM / 2), ask_cache(v), ask_cache(v + DIM / 2);
             }
     }
+    float q_norm[EACH] = {};
+    if (fresh.k && blockIdx.x < n_segments) load_head(q_norm, fresh.q_norm);
     wait_for_predecessor();
     let_dependents_start();
     if (is_padding && blockIdx.x == 0)
         for (u32 i = threadIdx.x; i < n * DIM; i += THREADS) job.out[((size_t)r * job.n_head + head0) * DIM + i] = 0.0f;
     if (blockIdx.x >= n_segments) return;
-    load_queries(job, fresh, r, head0, n, m.out[0], m.q);
+    float own_gate[SHARE] = {};
+    if (gate && threadIdx.x / 16 < n)
+#pragma unroll
+        for (u32 k = 0; k < SHARE; k++) own_gate[k] = gate[((size_t)r * job.n_head + head0 + threadIdx.x / 16) * DIM + threadIdx.x % 16 * SHARE + k];
+    load_queries(job, fresh, r, head0, n, q_norm, m.out[0], m.q);
     const size_t place = (size_t)blockIdx.z * gridDim.y + blockIdx.y;
     float* states = job.states + place * (job.n_segments + job.n_spans) * STATE;
     u32* arrivals = job.arrivals + place * (job.n_spans + 1);
@@ -365,10 +423,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_few(Job job, Fre
             u32 upper[8][2], lower[8][2];
             float max[2], sum[2];
             weights_of_block<true>(m.q, block, job.scale, upper, lower, max, sum);
-#pragma unroll
+            const u32 seen = block.own_keys();
+#pragma unroll 1
             for (u32 half = 0; half < HALVES; half++) {
                 float out[TILES][4];
-                weigh_block(block, half, upper, lower, out);
+                weigh_block(block, half, seen, upper, lower, out);
 #pragma unroll
                 for (u32 e = 0; e < 4; e++)
 #pragma unroll
@@ -379,6 +438,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_few(Job job, Fre
         __syncthreads();
         const u32 first_block = (from - segment * SEGMENT_KEYS) / BLOCK_KEYS, last_block = (to - 1 - segment * SEGMENT_KEYS) / BLOCK_KEYS;
         Share s = share_of(m, first_block);
+#pragma unroll 1
         for (u32 b = first_block + 1; b <= last_block; b++) s.merge(share_of(m, b));
         if (n_segments > 1) {
             write_share(states + (size_t)i * STATE, s);
@@ -393,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_few(Job job, Fre
                 s = merged(spans, n_spans);
             }
         }
-        finish_row(job, s, r, head0, n, gate, a, m);
+        finish_row(job, s, r, head0, n, own_gate, gate, a, m);
     }
 }
 
@@ -507,10 +567,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_many(Job job) {
                     segment.max[h] = block_max[h], segment.sum[h] = block_sum[h];
                 }
             }
+            const u32 seen = keys.own_keys();
 #pragma unroll
             for (u32 half = 0; half < HALVES; half++) {
                 float out[TILES][4];
-                weigh_block(keys, half, upper, lower, out);
+                weigh_block(keys, half, seen, upper, lower, out);
 #pragma unroll
                 for (u32 j = 0; j < TILES; j++)
 #pragma unroll
@@ -528,10 +589,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_many(Job job) {
     }
     if (warp >= n_rows) return;
     if (has_total) end_span();
+    const float inverse[2] = {1.0f / (has_total ? sum[0] : span_sum[0]), 1.0f / (has_total ? sum[1] : span_sum[1])};
 #pragma unroll
     for (u32 i = 0; i < 2 * OWN; i++) {
         const u32 head = g + i % 4 / 2 * 8, d = (i / (4 * TILES) * 8 + 2 * t + i % 2) * TILES + i / 4 % TILES;
         const float x = has_total ? total[i * 32] : span[i * 32];
-        if (head < n) job.out[((size_t)own_row * job.n_head + head0 + head) * DIM + d] = x / (has_total ? sum[i % 4 / 2] : span_sum[i % 4 / 2]);
+        if (head < n) job.out[((size_t)own_row * job.n_head + head0 + head) * DIM + d] = x * inverse[i % 4 / 2];
     }
 }

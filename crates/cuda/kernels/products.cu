@@ -101,28 +101,17 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1)
 
 #define MULTIPLY(name, NT, MT, RESIDENT)                                                                                    \
     extern "C" __global__ void __launch_bounds__(SEGMENTS* WARP, RESIDENT)                                                  \
-        name(Parts parts, u32 n_parts, u32 n_tiles, u32 n_blocks, Activations a, Epilogue epilogue, u32 is_late,            \
-             u32 n_slots) {                                                                                                 \
-        multiply<NT, MT>(parts, n_parts, n_tiles, blockIdx.y, gridDim.y, n_blocks, a, epilogue, is_late, n_slots);          \
+        name(Parts parts, u32 n_parts, u32 n_tiles, u32 n_blocks, Activations a, Epilogue epilogue, u32 is_late) {          \
+        multiply<NT, MT>(parts, n_parts, n_tiles, blockIdx.y, gridDim.y, n_blocks, a, epilogue, is_late);                   \
     }
 MULTIPLY(multiply_8, 1, 1, 6)
 MULTIPLY(multiply_16, 2, 1, 4)
 MULTIPLY(multiply_16_wide, 2, 2, 3)
 MULTIPLY(multiply_32, 4, 2, 2)
-#if BLOCK_LEN == 256
-// Grid: segments, clusters.
-#define MULTIPLY_GROUP(name, NT)                                                                                            \
-    extern "C" __global__ void CLUSTER_OF_SEGMENTS __launch_bounds__(9 * WARP, 2)                                           \
-        name(Parts parts, u32 n_parts, u32 n_groups, u32 n_blocks, Activations a, Epilogue epilogue, u32, u32 n_stages) {   \
-        WHERE_CLUSTERS(multiply_group<NT>(parts, n_parts, n_groups, blockIdx.y, gridDim.y, n_blocks, a, epilogue, n_stages);) \
-    }
-MULTIPLY_GROUP(multiply_group_16, 2)
-MULTIPLY_GROUP(multiply_group_32, 4)
-#endif
 #if defined(HAS_DIGITS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Grid: groups of columns, groups of rows.
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    multiply_wide(Parts parts, u32 n_parts, u32, u32 n_blocks, Activations a, Epilogue epilogue, u32, u32) {
+    multiply_wide(Parts parts, u32 n_parts, u32, u32 n_blocks, Activations a, Epilogue epilogue, u32) {
     multiply_128(parts, n_parts, blockIdx.y, n_blocks, a, epilogue);
 }
 #endif

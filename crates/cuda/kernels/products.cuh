@@ -192,29 +192,31 @@ DEV void finish(const float (&acc)[MT][NT][4], float* shared, const Part& part, 
     }
 }
 
-// Any grid: x are groups of 8 NT columns; of `n_workers` workers, each takes tiles in turn. `n_slots`: of each warp's ring. `is_late`: let the next kernel start at
+// Any grid: x are groups of 8 NT columns; of `n_workers` workers, each takes tiles in turn. `is_late`: let the next kernel start at
 // this block's last tile, not at once: where the grid does not fill every place of residency, blocks that come early
 // settle unevenly and stay (measured: 52 instead of 38 us).
 template <u32 NT, u32 MT>
 DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 worker, u32 n_workers, u32 n_blocks, const Activations& a,
-                  const Epilogue& epilogue, u32 is_late, u32 n_slots) {
+                  const Epilogue& epilogue, u32 is_late) {
     extern __shared__ __align__(128) u8 memory[];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 c0 = blockIdx.x * 8 * NT, n = min(8 * NT, a.n_col - c0);
     const u32 b0 = warp * n_blocks / SEGMENTS, b1 = (warp + 1) * n_blocks / SEGMENTS;
     const size_t tile_stride = (size_t)n_blocks * TILE_BYTES;
     constexpr u32 SLOT = MT * UNIT * TILE_BYTES;
-    float* shared = (float*)(memory + SEGMENTS * n_slots * SLOT);
+    float* shared = (float*)(memory + SEGMENTS * SLOTS * SLOT);
     u32 buffer = 0;
 #if __CUDA_ARCH__ >= 900
-    u8* ring = memory + warp * n_slots * SLOT;
-    u64* bars = (u64*)(shared + 2 * SEGMENTS * MT * 16 * NT * 8) + warp * n_slots;
+    u8* ring = memory + warp * SLOTS * SLOT;
+    u64* bars = (u64*)(shared + 2 * SEGMENTS * MT * 16 * NT * 8) + warp * SLOTS;
     if (lane == 0) {
-        for (u32 i = 0; i < n_slots; i++) barrier_init(shared_address(bars + i), 1);
+#pragma unroll
+        for (u32 i = 0; i < SLOTS; i++) barrier_init(shared_address(bars + i), 1);
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncwarp();
     u32 next_tile = worker, next_block = b0;
+    const u64 policy = first_to_leave();
     auto ask = [&](u32 slot) {
         if (next_tile >= n_tiles || b0 == b1) return;
         const u32 count = min(UNIT, b1 - next_block);
@@ -225,13 +227,14 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 worker, u32 
             barrier_expect(bar, MT * count * TILE_BYTES);
 #pragma unroll
             for (u32 m = 0; m < MT; m++)
-                bulk_copy(to + m * UNIT * TILE_BYTES, part.tiles + (index * MT + m) * tile_stride + (size_t)next_block * TILE_BYTES,
-                          count * TILE_BYTES, bar);
+                bulk_copy_of_weights(to + m * UNIT * TILE_BYTES, part.tiles + (index * MT + m) * tile_stride + (size_t)next_block * TILE_BYTES,
+                                     count * TILE_BYTES, bar, policy);
         }
         next_block += count;
         if (next_block == b1) next_block = b0, next_tile += n_workers;
     };
-    for (u32 i = 0; i < n_slots; i++) ask(i);  // weights do not depend on the predecessor
+#pragma unroll
+    for (u32 i = 0; i < SLOTS; i++) ask(i);  // weights do not depend on the predecessor
     u32 slot = 0, phase = 0;
 #endif
     if (!is_late) let_dependents_start();
@@ -256,7 +259,7 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 worker, u32 
 #if __CUDA_ARCH__ >= 900
             __syncwarp();  // all lanes have read the slot
             ask(slot);
-            if (++slot == n_slots) slot = 0, phase ^= 1;
+            if (++slot == SLOTS) slot = 0, phase ^= 1;
 #endif
         }
         if (is_late && tile + n_workers >= n_tiles) let_dependents_start();

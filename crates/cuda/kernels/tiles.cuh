@@ -1,6 +1,7 @@
 // What products of all encodings share: matrices of a launch, tensor-core instructions, rings of bulk copies.
 constexpr u32 SEGMENTS = 4;  // part of the numerics contract
 constexpr u32 WARP = 32;
+constexpr u32 SLOTS = 2;
 // Blocks that a slot of the ring holds.
 constexpr u32 UNIT = BLOCK_LEN == 256 ? 1 : 4;
 
@@ -58,49 +59,27 @@ DEV void barrier_wait(u32 bar, u32 parity) {
                  "r"(parity)
                  : "memory");
 }
+// Weights are read once a pass: they are the first to leave the second cache.
+DEV u64 first_to_leave() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+DEV void bulk_copy_of_weights(u32 to, const void* from, u32 bytes, u32 bar, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
+                 "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+}
 DEV void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
                  "r"(bar)
                  : "memory");
 }
-
-// ---- clusters -------------------------------------------------------------------------------------------------------
-#define CLUSTER_OF_SEGMENTS __cluster_dims__(SEGMENTS, 1, 1)
-#define WHERE_CLUSTERS(...) __VA_ARGS__
-DEV u32 cluster_rank() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// All threads of the cluster.
-DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Where `at` of this block lies in the block `rank`.
-DEV u32 in_cluster(u32 at, u32 rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    return there;
-}
-DEV void arrive_in_cluster(u32 bar, u32 rank) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(in_cluster(bar, rank)) : "memory");
-}
-DEV void wait_in_cluster(u32 bar, u32 parity) {
-    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar),
-                 "r"(parity)
-                 : "memory");
-}
-DEV float read_in_cluster(u32 at, u32 rank) {
-    float x;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(in_cluster(at, rank)) : "memory");
-    return x;
-}
-#else
-#define CLUSTER_OF_SEGMENTS
-#define WHERE_CLUSTERS(...)
 #endif
-constexpr u32 GROUP_STAGES = 8;  // at most
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Keeps registers as they are up to here.
+DEV void stays(const u32 (&x)[4]) { asm volatile("" ::"r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory"); }
 // ---- asynchronous products: 64 rows by 128 columns by 32 ---------------------------------------------------------------
 // The codes of a column lie in 128 bytes, pieces of 16 exchanged by the column's number; eight columns behind each other.
 DEV u64 operand_of(u32 at) { return (u64)(at >> 4 & 0x3fff) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
@@ -115,8 +94,6 @@ DEV void wgmma_wait(int (&d)[64]) {
 #pragma unroll
     for (u32 i = 0; i < 64; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
-// Keeps registers as they are up to here.
-DEV void stays(const u32 (&x)[4]) { asm volatile("" ::"r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory"); }
 #define WGMMA(weights)                                                                                                      \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                              \
                  "wgmma.mma_async.sync.aligned.m64n128k32.s32." weights ".s8 "                                              \

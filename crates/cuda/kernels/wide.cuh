@@ -5,9 +5,9 @@
 // Codes are multiplied by their group's scale while they are unpacked, in two digits of eight bits; so the unit sums whole
 // blocks of 256, and the sum of the digits' sums is the integer I_b of docs/numerics.md. Weights come from registers:
 // a lane's part of a tile is its part of the operand. What a reader would get wrong: registers that a product reads may
-// not change before it is waited for.
+// not change before it is waited for; sums of the segments so far lie where the result goes, for shared memory is full.
 #if defined(HAS_DIGITS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr u32 WIDE_TILES = 8, WIDE_COLUMNS = 128, WIDE_STAGES = 2, WIDE_WARPS = 8, WIDE_THREADS = (WIDE_WARPS + 4) * WARP;
+constexpr u32 WIDE_TILES = 8, WIDE_COLUMNS = 128, WIDE_STAGES = 3, WIDE_WARPS = 8, WIDE_THREADS = (WIDE_WARPS + 4) * WARP;
 struct __align__(1024) WideStage {
     u8 codes[2][WIDE_COLUMNS][128];
     u8 tiles[WIDE_TILES][TILE_BYTES];
@@ -16,7 +16,6 @@ struct __align__(1024) WideStage {
 };
 struct WideMemory {
     WideStage stages[WIDE_STAGES];
-    float totals[64][WIDE_WARPS * WARP];
     u64 full[WIDE_STAGES], empty[WIDE_STAGES];
 };
 
@@ -60,11 +59,22 @@ DEV void multiply_128(const Parts& parts, u32 n_parts, u32 group, u32 n_blocks, 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     float sum[64] = {};
     u32 segment = 0;
+    const u32 first_row = index * 128 + warp * 16 + g;
+    auto is_inside = [&](u32 i) { return first_row + i % 4 / 2 * 8 < part.n_out && i / 4 * 8 + 2 * t + i % 2 < n; };
+    auto total_at = [&](u32 i) -> float& { return part.y[(size_t)(c0 + i / 4 * 8 + 2 * t + i % 2) * part.n_out + first_row + i % 4 / 2 * 8]; };
+    auto add_totals = [&]() {
+        if (segment == 0) return;
+        float total[64];
+#pragma unroll
+        for (u32 i = 0; i < 64; i++) total[i] = is_inside(i) ? total_at(i) : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 64; i++) sum[i] = total[i] + sum[i];
+    };
     auto end_segment = [&]() {
+        add_totals();
 #pragma unroll
         for (u32 i = 0; i < 64; i++) {
-            float& total = m.totals[i][threadIdx.x];
-            total = segment == 0 ? sum[i] : total + sum[i];
+            if (is_inside(i)) total_at(i) = sum[i];
             sum[i] = 0.0f;
         }
         segment++;
@@ -128,13 +138,10 @@ DEV void multiply_128(const Parts& parts, u32 n_parts, u32 group, u32 n_blocks, 
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(m.empty + b % WIDE_STAGES));
     }
-    while (segment < SEGMENTS) end_segment();
+    while (segment < SEGMENTS - 1) end_segment();
+    add_totals();
 #pragma unroll
-    for (u32 i = 0; i < 64; i++) {
-        const u32 r = index * 128 + warp * 16 + g + i % 4 / 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
-        float y = m.totals[i][threadIdx.x];
-        if (epilogue.is_on) y = softcap_of(y, epilogue.scale, epilogue.cap, epilogue.has_cap);
-        if (r < part.n_out && column < n) part.y[(size_t)(c0 + column) * part.n_out + r] = y;
-    }
+    for (u32 i = 0; i < 64; i++)
+        if (is_inside(i)) total_at(i) = epilogue.is_on ? softcap_of(sum[i], epilogue.scale, epilogue.cap, epilogue.has_cap) : sum[i];
 }
 #endif

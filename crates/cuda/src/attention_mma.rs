@@ -53,6 +53,7 @@ struct Job {
     n_head_kv: u32,
     first_row: u32,
     window: u32,
+    /// On scores whose exponentials are powers of two.
     scale: f32,
 }
 
@@ -249,7 +250,7 @@ impl Cuda {
             n_head_kv: n_head_kv as u32,
             first_row: 0,
             window: sight.numbers().1,
-            scale,
+            scale: scale * std::f32::consts::LOG2_E,
         };
         let functions = self.mma_kernels(dim)?;
         let (few, many) = (functions.attend_few, functions.attend_many);

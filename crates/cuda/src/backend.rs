@@ -19,7 +19,7 @@ use model::kv::KvLayout;
 use model::{Backend, DeviceError, Outputs, PageClass, PageId, Rope, Shape, Step, Want};
 
 /// Rows of the largest pass.
-const MAX_ROWS: usize = 512;
+const MAX_ROWS: usize = 2048;
 
 /// Up to so many rows a group's elements are a thread's each.
 const FEW_ROWS: usize = 32;

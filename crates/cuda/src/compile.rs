@@ -45,7 +45,6 @@ const SELECT: File = kernel!("select.cu");
 const SHARED: File = kernel!("quant/shared.cuh");
 const TILES: File = kernel!("tiles.cuh");
 const PRODUCTS_OF_FORMAT: File = kernel!("products.cuh");
-const CLUSTER: File = kernel!("cluster.cuh");
 const WIDE: File = kernel!("wide.cuh");
 const PRODUCTS: File = kernel!("products.cu");
 const PAIR: File = kernel!("pair.cu");
@@ -150,7 +149,6 @@ impl Program {
                     TILES,
                     format(ty),
                     PRODUCTS_OF_FORMAT,
-                    CLUSTER,
                     WIDE,
                     PRODUCTS,
                 ];
@@ -158,7 +156,7 @@ impl Program {
             }
             Program::Pair(first, second) => {
                 let space = |name: &str, ty| {
-                    let text = joined(&[format(ty), PRODUCTS_OF_FORMAT, CLUSTER, WIDE]);
+                    let text = joined(&[format(ty), PRODUCTS_OF_FORMAT, WIDE]);
                     format!("namespace {name} {{\n{text}}}\n")
                 };
                 let shared = joined(&[COMMON, SHARED, TILES]);

@@ -17,6 +17,9 @@ use std::sync::Arc;
 /// Threads of a block: a warp for each of four segments.
 const THREADS: u32 = 128;
 
+/// Columns of the kernel for the fewest.
+const COLUMNS: u32 = 8;
+
 /// The kernel for many columns: threads, stages, rows and columns of a block; kernels/products.cu has the same.
 const GEMM_THREADS: u32 = 288;
 const GEMM_STAGES: u32 = 3;
@@ -34,19 +37,15 @@ const WIDE_COLUMNS: u32 = 128;
 /// From more columns than this on it is the better one, where there is one.
 const SOME_COLUMNS: u32 = 64;
 
-/// Slots of a warp's ring at least and at most.
-const SLOTS: (u32, u32) = (2, 8);
+/// Slots of a warp's ring; kernels/products.cuh has the same.
+const SLOTS: u32 = 2;
 
-/// Up to so many columns leave room in the first cache for deep rings: activations are read through it.
-const DEEP_COLUMNS: u32 = 4;
+/// Up to so many slots a block of threads of few columns reserves, where all of them are there at once: blocks of the next
+/// kernels then find places on all multiprocessors alike. (On an H200 98.8 instead of 103.4 us a layer.)
+const RESERVED_SLOTS: u32 = 4;
 
 /// Bytes of shared memory that the system takes of a block of threads.
-const RESERVED_BYTES: u32 = 1024;
-
-/// Clusters for several columns: threads and rows of a block; stages at most. kernels/cluster.cuh has the same.
-const GROUP_THREADS: u32 = 288;
-const GROUP_TILES: u32 = 8;
-const GROUP_STAGES: u32 = 8;
+const SYSTEM_BYTES: u32 = 1024;
 
 /// Segments of K.
 const SEGMENTS: u32 = 4;
@@ -69,19 +68,16 @@ struct Tile {
     n_tiles: u32,
     /// Blocks of threads that a multiprocessor holds; they take tiles in turn. 0: a block for every tile.
     resident: u32,
-    /// Bytes of shared memory beside slots or stages, and of each of these for all warps.
+    /// Bytes of shared memory beside the slots, and of a slot of all warps.
     fixed: u32,
     slot: u32,
-    /// Slots or stages at most, and blocks of threads that share a tile.
-    most_slots: u32,
-    sharing: u32,
 }
 
-/// Stages of tiles, codes, digits and scales, each at a multiple of 1024 bytes; sums of the segments before; barriers; and
-/// what it takes to begin at such a multiple.
+/// Stages of tiles, codes, digits and scales, each at a multiple of 1024 bytes; barriers; and what it takes to begin at such
+/// a multiple.
 fn wide_shared_bytes(tile_bytes: u32) -> u32 {
     let stage = WIDE_TILES * tile_bytes + WIDE_COLUMNS * (256 + 32 + 4);
-    2 * stage.next_multiple_of(1024) + 128 * WIDE_COLUMNS * 4 + 1024 + 1024
+    3 * stage.next_multiple_of(1024) + 1024 + 1024
 }
 
 /// How a product is launched.
@@ -89,7 +85,6 @@ struct Launch {
     grid: Grid,
     workers: u32,
     is_late: u32,
-    n_slots: u32,
 }
 
 /// Kernels for few and for many columns.
@@ -98,8 +93,6 @@ struct Tiles {
     two: Tile,
     wide: Tile,
     several: Tile,
-    /// Clusters for up to 16 and up to 32 columns.
-    groups: Option<[Tile; 2]>,
     many: Option<Tile>,
     wide_many: Option<Tile>,
 }
@@ -121,7 +114,7 @@ impl Tiles {
             // Two buffers of sums; rings with a barrier a slot.
             let fixed = 2 * SEGMENTS * n_tiles * 16 * columns * 4;
             let slot = SEGMENTS * (n_tiles * tile_bytes * unit + 8);
-            let resident = function.resident(THREADS, fixed + SLOTS.0 * slot)?;
+            let resident = function.resident(THREADS, fixed + SLOTS * slot)?;
             Ok(Tile {
                 function,
                 threads: THREADS,
@@ -131,24 +124,6 @@ impl Tiles {
                 resident,
                 fixed,
                 slot,
-                most_slots: SLOTS.1,
-                sharing: 1,
-            })
-        };
-        let has_clusters = block_len == 256 && context.capability.0 >= 9;
-        let group = |name: &str, columns: u32| -> Result<Tile, Error> {
-            let sums = 2 * GROUP_TILES * columns * 16 * 4;
-            Ok(Tile {
-                function: module.function(name)?,
-                threads: GROUP_THREADS,
-                columns,
-                form,
-                n_tiles: GROUP_TILES,
-                resident: 2,
-                fixed: (sums + 8 * (2 * GROUP_STAGES + 1)).next_multiple_of(128),
-                slot: GROUP_TILES * tile_bytes + columns * (256 + 32 + 4),
-                most_slots: GROUP_STAGES,
-                sharing: SEGMENTS,
             })
         };
         // A block of threads for every tile; `sizes`: threads, columns, tiles.
@@ -163,12 +138,13 @@ impl Tiles {
                 resident: 0,
                 fixed: shared,
                 slot: 0,
-                most_slots: 0,
-                sharing: 1,
             })
         };
         let shared = gemm_shared_bytes(tile_bytes);
-        let has_gemm = encodings.len() == 1 && has_clusters && shared <= context.shared_bytes;
+        let has_gemm = encodings.len() == 1
+            && block_len == 256
+            && context.capability.0 >= 9
+            && shared <= context.shared_bytes;
         let many = match has_gemm {
             false => None,
             true => {
@@ -186,17 +162,10 @@ impl Tiles {
             }
         };
         Ok(Tiles {
-            narrow: tile("multiply_8", 8, 1)?,
+            narrow: tile("multiply_8", COLUMNS, 1)?,
             two: tile("multiply_16", 16, 1)?,
             wide: tile("multiply_16_wide", 16, 2)?,
             several: tile("multiply_32", 32, 2)?,
-            groups: match has_clusters {
-                true => Some([
-                    group("multiply_group_16", 16)?,
-                    group("multiply_group_32", 32)?,
-                ]),
-                false => None,
-            },
             many,
             wide_many,
         })
@@ -204,14 +173,12 @@ impl Tiles {
 
     /// The kernel for this many columns and output rows.
     fn of(&self, n_columns: u32, n_rows: usize) -> Tile {
-        match (n_columns, self.groups) {
-            (0..=8, _) => self.narrow,
-            (9..=16, Some([few, _])) => few,
-            (17..=FEW_COLUMNS, Some([_, more])) => more,
-            (9..=16, None) if n_rows >= WIDE_ROWS => self.wide,
-            (9..=16, None) => self.two,
-            (17..=FEW_COLUMNS, None) => self.several,
-            (33..=SOME_COLUMNS, _) => self.many.unwrap_or(self.several),
+        match n_columns {
+            0..=8 => self.narrow,
+            9..=16 if n_rows >= WIDE_ROWS => self.wide,
+            9..=16 => self.two,
+            17..=FEW_COLUMNS => self.several,
+            33..=SOME_COLUMNS => self.many.unwrap_or(self.several),
             _ => self.wide_many.or(self.many).unwrap_or(self.several),
         }
     }
@@ -274,41 +241,30 @@ impl Tile {
     /// The launch for `n_columns` columns and `end` tiles of rows of `n_units` units of K each.
     fn launch(&self, context: &Context, n_columns: u32, (end, n_units): (u32, u32)) -> Launch {
         let n_groups = n_columns.div_ceil(self.columns);
-        if self.resident == 0 {
-            return self.grid_of(n_groups, end, (0, 0));
+        let places = self.resident * context.n_multiprocessors;
+        let workers = match places {
+            0 => end,
+            _ => end.min((places / n_groups).max(1)),
+        };
+        let n_blocks = n_groups * workers;
+        let slots = if self.slot > 0 { SLOTS } else { 0 };
+        let mut shared = self.fixed + slots * self.slot;
+        if self.columns == COLUMNS && n_blocks <= places {
+            let of_each = n_blocks.div_ceil(context.n_multiprocessors);
+            let room = (context.multiprocessor_shared_bytes / of_each).min(context.shared_bytes);
+            let room = room.saturating_sub(SYSTEM_BYTES + self.fixed) / self.slot;
+            let useful = n_units.div_ceil(SEGMENTS) * end.div_ceil(workers);
+            let slots = room.min(RESERVED_SLOTS).min(useful).max(SLOTS);
+            shared = self.fixed + slots * self.slot;
         }
-        let places = self.resident * context.n_multiprocessors / self.sharing;
-        let most = (places / n_groups).max(1);
-        // Each worker takes as many tiles as any other, if there are many.
-        let workers = match self.sharing {
-            1 => end.min(most),
-            _ => end.div_ceil(end.div_ceil(most)),
-        };
-        let is_late = u32::from(n_groups * workers < places);
-        // As deep as the memory allows, where all blocks of threads are there at once.
-        let n_blocks = n_groups * workers * self.sharing;
-        let of_each = n_blocks.div_ceil(context.n_multiprocessors).min(self.resident);
-        let room = context.multiprocessor_shared_bytes / of_each - RESERVED_BYTES;
-        let room = room.min(context.shared_bytes).saturating_sub(self.fixed);
-        let useful = n_units.div_ceil(SEGMENTS) * end.div_ceil(workers);
-        let deepest = match self.sharing {
-            1 if n_columns > DEEP_COLUMNS => SLOTS.0,
-            _ => self.most_slots,
-        };
-        let n_slots = (room / self.slot).min(deepest).min(useful).max(SLOTS.0);
-        self.grid_of(n_groups, workers, (is_late, n_slots))
-    }
-
-    fn grid_of(&self, n_groups: u32, workers: u32, (is_late, n_slots): (u32, u32)) -> Launch {
         Launch {
             grid: Grid {
-                blocks: [n_groups * self.sharing, workers, 1],
+                blocks: [n_groups, workers, 1],
                 threads: self.threads,
-                shared: self.fixed + n_slots * self.slot,
+                shared,
             },
             workers,
-            is_late,
-            n_slots,
+            is_late: u32::from(n_blocks < places),
         }
     }
 }
@@ -573,17 +529,12 @@ impl Cuda {
             let (parts, end) = parts_of(matrices, tile.n_tiles);
             let n_blocks = matrices[0].1.n_blocks(*ty) as u32;
             let n_parts = matrices.len() as u32;
-            let Launch {
-                grid,
-                is_late,
-                n_slots,
-                ..
-            } = tile.launch(&self.context, form.n_columns, (end, units_of(*ty, n_blocks)));
+            let Launch { grid, is_late, .. } = tile.launch(&self.context, form.n_columns, (end, units_of(*ty, n_blocks)));
             self.launch(
                 tile.function,
                 grid,
                 arguments![
-                    parts, n_parts, end, n_blocks, form, epilogue, is_late, n_slots
+                    parts, n_parts, end, n_blocks, form, epilogue, is_late
                 ],
             );
         }
@@ -610,7 +561,6 @@ impl Cuda {
             grid,
             workers,
             is_late,
-            n_slots,
         } = tile.launch(&self.context, form.n_columns, sizes);
         let split = match workers == a_end + b_end {
             true => a_end,
@@ -626,8 +576,7 @@ impl Cuda {
             tile.function,
             grid,
             arguments![
-                a_parts, n_a, a_end, b_parts, n_b, b_end, split, n_blocks, form, epilogue, is_late,
-                n_slots
+                a_parts, n_a, a_end, b_parts, n_b, b_end, split, n_blocks, form, epilogue, is_late
             ],
         );
         Ok(())
