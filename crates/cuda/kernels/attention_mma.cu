@@ -289,16 +289,29 @@ DEV void norm_head(const float (&x)[EACH], const float (&weights)[EACH], float e
     for (u32 i = 0; i < EACH; i++) to[i * 16 + half_lane()] = x[i] * s * weights[i];
     __syncwarp();
 }
+// Cosines and sines of a thread's pairs in a row.
+struct Angles {
+    float cos[EACH / 2], sin[EACH / 2];
+
+    DEV Angles load(const Turn& turn, u32 row) {
+        Angles a;
+        const float* cos = turn.table + row * 2 * turn.n_pairs;
+#pragma unroll
+        for (u32 i = 0; i < EACH / 2; i++) {
+            const u32 j = i * 16 + half_lane();
+            a.cos[i] = j < turn.n_pairs ? cos[j] : 1.0f, a.sin[i] = j < turn.n_pairs ? cos[turn.n_pairs + j] : 0.0f;
+        }
+        return a;
+    }
+};
 // Turns a normed head, pair by pair, and puts its elements where they belong.
-template <class Put> DEV void turn_head(const Turn& turn, const float* head, u32 row, Put put) {
-    const float* cos = turn.table + row * 2 * turn.n_pairs;
+template <class Put> DEV void turn_head(const Turn& turn, const Angles& angles, const float* head, Put put) {
 #pragma unroll
     for (u32 i = 0; i < EACH / 2; i++) {
         const u32 j = i * 16 + half_lane();
         const bool turns = j < turn.n_pairs, apart = turns && turn.is_halves;
         const u32 first = apart ? j : 2 * j, second = apart ? j + turn.n_pairs : 2 * j + 1;
-        const float a = head[first], b = head[second];
-        const float c = turns ? cos[j] : 1.0f, s = turns ? cos[turn.n_pairs + j] : 0.0f;
+        const float a = head[first], b = head[second], c = angles.cos[i], s = angles.sin[i];
         put(first, turns ? a * c - b * s : a);
         put(second, turns ? a * s + b * c : b);
     }
@@ -306,43 +319,45 @@ template <class Put> DEV void turn_head(const Turn& turn, const float* head, u32
 }
 
 // A row's queries, normed and turned if they have not been; half-warps own heads.
-DEV void load_queries(const Job& job, const Fresh& fresh, u32 r, u32 head0, u32 n, const float (&weights)[EACH], float (&space)[HEADS][PITCH],
-                      Queries& q) {
+DEV void put_queries(const Fresh& fresh, const float (&x)[EACH], const float (&weights)[EACH], const Angles& angles, float* space, Queries& q) {
     const u32 head = threadIdx.x / 16;
-    float x[EACH] = {};
-    if (head < n) load_head(x, job.q + ((size_t)r * job.n_head + head0 + head) * DIM);
     if (fresh.k) {
-        norm_head(x, weights, fresh.eps, space[head]);
-        turn_head(fresh.turn, space[head], r, [&](u32 d, float y) { q.put(head, d, y); });
+        norm_head(x, weights, fresh.eps, space);
+        turn_head(fresh.turn, angles, space, [&](u32 d, float y) { q.put(head, d, y); });
     } else {
 #pragma unroll
         for (u32 i = 0; i < EACH; i++) q.put(head, i * 16 + half_lane(), x[i]);
     }
 }
 
-// Norms, turns and stores the pass's own keys and values at positions lo .. hi - 1; a warp takes a key and its value.
-// Blocks of threads that need the same ones store the same bits.
-DEV void store_fresh(const Job& job, const Fresh& fresh, const Row& row, u32 start, u32 head_kv, u32 lo, u32 hi, float (&space)[HEADS][PITCH]) {
-    const u32 half = threadIdx.x / 16;
-    const bool is_value = half % 2;
+// The pass's own keys and values, normed, turned and stored; a warp takes a key and its value. Blocks of threads that need
+// the same ones store the same bits.
+struct FreshKeys {
+    const float* from;  // head of the pass's first row of the sequence
+    u32 stride;         // elements of a row
     float weights[EACH];
-    load_head(weights, fresh.k_norm);
-#pragma unroll 1
-    for (u32 pos = lo + threadIdx.x / 32; pos < hi; pos += WARPS) {
-        const u32 r = row.first + pos - start;
-        float x[EACH];
-        load_head(x, (is_value ? fresh.v : fresh.k) + ((size_t)r * job.n_head_kv + head_kv) * DIM);
-        u16* to = (u16*)page_of(job.place, row, pos) + row_in_page(job.place, pos, is_value) + head_kv * DIM;
-        norm_head(x, weights, fresh.eps, space[half]);
+
+    DEV FreshKeys of(const Job& job, const Fresh& fresh, const Row& row, u32 head_kv) {
+        FreshKeys f;
+        f.stride = job.n_head_kv * DIM;
+        f.from = (threadIdx.x / 16 % 2 ? fresh.v : fresh.k) + (size_t)row.first * f.stride + head_kv * DIM;
+        load_head(f.weights, fresh.k_norm);
+        return f;
+    }
+    // Of row `r` of the sequence in the pass.
+    __device__ __forceinline__ void load(float (&x)[EACH], u32 r) const { load_head(x, from + (size_t)r * stride); }
+    __device__ __forceinline__ void store(const Fresh& fresh, const float (&x)[EACH], const Angles& angles, u16* to, float* space) const {
+        const bool is_value = threadIdx.x / 16 % 2;
+        norm_head(x, weights, fresh.eps, space);
         if (is_value) {
 #pragma unroll
             for (u32 i = 0; i < EACH; i++) to[i * 16 + half_lane()] = float_to_half(x[i]);
         }
-        turn_head(fresh.turn, space[half], r, [&](u32 d, float y) {
+        turn_head(fresh.turn, angles, space, [&](u32 d, float y) {
             if (!is_value) to[d] = float_to_half(y);
         });
     }
-}
+};
 
 // Divides, multiplies by the sigmoid of the gate if there is one, and leaves the result and its int8 form.
 DEV void finish_row(const Job& job, const Share& s, u32 r, u32 head0, u32 n, const float (&gate)[SHARE], bool has_gate, const Activations& a,
@@ -397,25 +412,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_few(Job job, Fre
                 ask_cache(k), ask_cache(k + DIM / 2), ask_cache(v), ask_cache(v + DIM / 2);
             }
     }
+    // What the predecessor does not write is fetched before it is waited for.
+    const bool is_busy = blockIdx.x < n_segments, is_fresh = fresh.k && is_busy;
+    const u32 half = threadIdx.x / 16;
     float q_norm[EACH] = {};
-    if (fresh.k && blockIdx.x < n_segments) load_head(q_norm, fresh.q_norm);
+    Angles angles = {};
+    FreshKeys keys = {};
+    if (is_fresh) {
+        load_head(q_norm, fresh.q_norm);
+        angles = Angles::load(fresh.turn, r);
+        keys = FreshKeys::of(job, fresh, row, head_kv);
+    }
+    // Where the last of the pass's own keys that this row sees goes: in decoding it is the only one.
+    u16* own_place = is_fresh ? (u16*)keys_at(row.pos, half % 2) : 0;
     wait_for_predecessor();
     let_dependents_start();
     if (is_padding && blockIdx.x == 0)
         for (u32 i = threadIdx.x; i < n * DIM; i += THREADS) job.out[((size_t)r * job.n_head + head0) * DIM + i] = 0.0f;
-    if (blockIdx.x >= n_segments) return;
-    float own_gate[SHARE] = {};
-    if (gate && threadIdx.x / 16 < n)
+    if (!is_busy) return;
+    float x[EACH] = {}, own[EACH] = {}, own_gate[SHARE] = {};
+    if (half < n) load_head(x, job.q + ((size_t)r * job.n_head + head0 + half) * DIM);
+    if (is_fresh && warp == 0) keys.load(own, r - row.first);
+    if (gate && half < n)
 #pragma unroll
-        for (u32 k = 0; k < SHARE; k++) own_gate[k] = gate[((size_t)r * job.n_head + head0 + threadIdx.x / 16) * DIM + threadIdx.x % 16 * SHARE + k];
-    load_queries(job, fresh, r, head0, n, q_norm, m.out[0], m.q);
+        for (u32 k = 0; k < SHARE; k++) own_gate[k] = gate[((size_t)r * job.n_head + head0 + half) * DIM + threadIdx.x % 16 * SHARE + k];
+    put_queries(fresh, x, q_norm, angles, m.out[0][half], m.q);
     const size_t place = (size_t)blockIdx.z * gridDim.y + blockIdx.y;
     float* states = job.states + place * (job.n_segments + job.n_spans) * STATE;
     u32* arrivals = job.arrivals + place * (job.n_spans + 1);
     const u32 first_span = lo / SPAN_KEYS, n_spans = row.pos / SPAN_KEYS - first_span + 1;
     for (u32 i = blockIdx.x; i < n_segments; i += gridDim.x) {
         const u32 segment = first_segment + i, from = max(lo, segment * SEGMENT_KEYS), to = min(hi, (segment + 1) * SEGMENT_KEYS);
-        if (fresh.k && to > start) store_fresh(job, fresh, row, start, head_kv, max(from, start), to, m.out[1]);
+        if (is_fresh && to > start) {
+            if (to == hi && warp == 0) keys.store(fresh, own, angles, own_place, m.out[1][half]);
+#pragma unroll 1
+            for (u32 pos = max(from, start) + warp; pos < min(to, row.pos); pos += WARPS) {
+                float y[EACH];
+                keys.load(y, pos - start);
+                keys.store(fresh, y, Angles::load(fresh.turn, row.first + pos - start), (u16*)keys_at(pos, half % 2), m.out[1][half]);
+            }
+        }
         __syncthreads();  // queries and fresh keys are there; the outputs of the segment before have been read
         const u32 at = segment * SEGMENT_KEYS + warp * BLOCK_KEYS;
         if (at < to && at + BLOCK_KEYS > from) {

@@ -5,9 +5,9 @@
 // Codes are multiplied by their group's scale while they are unpacked, in two digits of eight bits; so the unit sums whole
 // blocks of 256, and the sum of the digits' sums is the integer I_b of docs/numerics.md. Weights come from registers:
 // a lane's part of a tile is its part of the operand. What a reader would get wrong: registers that a product reads may
-// not change before it is waited for; sums of the segments so far lie where the result goes, for shared memory is full.
+// not change before it is waited for.
 #if defined(HAS_DIGITS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr u32 WIDE_TILES = 8, WIDE_COLUMNS = 128, WIDE_STAGES = 3, WIDE_WARPS = 8, WIDE_THREADS = (WIDE_WARPS + 4) * WARP;
+constexpr u32 WIDE_TILES = 8, WIDE_COLUMNS = 128, WIDE_STAGES = 2, WIDE_WARPS = 8, WIDE_THREADS = (WIDE_WARPS + 4) * WARP;
 struct __align__(1024) WideStage {
     u8 codes[2][WIDE_COLUMNS][128];
     u8 tiles[WIDE_TILES][TILE_BYTES];
@@ -16,6 +16,7 @@ struct __align__(1024) WideStage {
 };
 struct WideMemory {
     WideStage stages[WIDE_STAGES];
+    float totals[64][WIDE_WARPS * WARP];
     u64 full[WIDE_STAGES], empty[WIDE_STAGES];
 };
 
@@ -59,22 +60,11 @@ DEV void multiply_128(const Parts& parts, u32 n_parts, u32 group, u32 n_blocks, 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     float sum[64] = {};
     u32 segment = 0;
-    const u32 first_row = index * 128 + warp * 16 + g;
-    auto is_inside = [&](u32 i) { return first_row + i % 4 / 2 * 8 < part.n_out && i / 4 * 8 + 2 * t + i % 2 < n; };
-    auto total_at = [&](u32 i) -> float& { return part.y[(size_t)(c0 + i / 4 * 8 + 2 * t + i % 2) * part.n_out + first_row + i % 4 / 2 * 8]; };
-    auto add_totals = [&]() {
-        if (segment == 0) return;
-        float total[64];
-#pragma unroll
-        for (u32 i = 0; i < 64; i++) total[i] = is_inside(i) ? total_at(i) : 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < 64; i++) sum[i] = total[i] + sum[i];
-    };
     auto end_segment = [&]() {
-        add_totals();
 #pragma unroll
         for (u32 i = 0; i < 64; i++) {
-            if (is_inside(i)) total_at(i) = sum[i];
+            float& total = m.totals[i][threadIdx.x];
+            total = segment == 0 ? sum[i] : total + sum[i];
             sum[i] = 0.0f;
         }
         segment++;
@@ -86,6 +76,9 @@ DEV void multiply_128(const Parts& parts, u32 n_parts, u32 group, u32 n_blocks, 
         const u8* tile = stage.tiles[warp];
         const Head h[2] = {Format::head(tile, g), Format::head(tile, g + 8)};
         u32 upper[8][4], lower[8][4];  // of a step of 32: row g, row g + 8, the next sixteen of both
+        int acc[64];
+        const u32 codes = shared_address(stage.codes);
+        wgmma_fence(acc);
 #pragma unroll
         for (u32 p = 0; p < 4; p++) {
             u32 u[4], v[4];
@@ -98,13 +91,12 @@ DEV void multiply_128(const Parts& parts, u32 n_parts, u32 group, u32 n_blocks, 
                 Format::digits(u[i], byte_of(h[0].scales[word], byte, false), upper[step][at], lower[step][at]);
                 Format::digits(v[i], byte_of(h[1].scales[word], byte, false), upper[step][at + 1], lower[step][at + 1]);
             }
-        }
-        int acc[64];
-        const u32 codes = shared_address(stage.codes);
-        wgmma_fence(acc);
+            if (p == 0) wgmma_fence(acc);  // the digits are there
+            else asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (u32 step = 0; step < 8; step++)
-            wgmma<Format::IS_SIGNED>(acc, upper[step], operand_of(codes + step / 4 * WIDE_COLUMNS * 128 + step % 4 * 32), step > 0);
+            for (u32 step = 2 * p; step < 2 * p + 2; step++)
+                wgmma<Format::IS_SIGNED>(acc, upper[step], operand_of(codes + step / 4 * WIDE_COLUMNS * 128 + step % 4 * 32), step > 0);
+        }
         wgmma_wait(acc);
 #pragma unroll
         for (u32 step = 0; step < 8; step++) stays(upper[step]);
@@ -118,30 +110,48 @@ DEV void multiply_128(const Parts& parts, u32 n_parts, u32 group, u32 n_blocks, 
 #pragma unroll
         for (u32 step = 0; step < 8; step++) stays(lower[step]);
         const u32 a0 = Format::minima(h[0], t), a1 = Format::minima(h[1], t);
+        // Several tiles at a time, so that no product waits for the one before. Sums of minima are below 2^22: added to this
+        // constant they are the lower bits of a float.
+        constexpr u32 AT_ONCE = 4;
+        constexpr int TO_FLOAT = Format::HAS_MINIMA ? 0x4b400000 : 0;
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) {
-            const uint2 digits = *(const uint2*)(stage.digits[i * 8 + g] + t * 8);
-            const float2 dy = *(const float2*)(stage.scales + i * 8 + 2 * t);
-            int other[4];
-            mma_k16(other, a0, a1, digits.y);
+        for (u32 i0 = 0; i0 < 16; i0 += AT_ONCE) {
+            int other[AT_ONCE][4];
+            uint2 digits[AT_ONCE];
 #pragma unroll
-            for (u32 e = 0; e < 4; e++) other[e] *= 64;
-            mma_k16_add(other, a0, a1, digits.x);
+            for (u32 k = 0; k < AT_ONCE; k++) digits[k] = *(const uint2*)(stage.digits[(i0 + k) * 8 + g] + t * 8);
 #pragma unroll
-            for (u32 e = 0; e < 4; e++) {
-                const Head& head = h[e / 2];
-                const int exact = acc[4 * i + e] - (int)Format::OFFSET * (Format::HAS_MINIMA ? 0 : other[e]);
-                const float y = Format::HAS_MINIMA ? fmaf(head.d, (float)exact, -(head.dmin * (float)other[e])) : head.d * (float)exact;
-                sum[4 * i + e] = fmaf(e & 1 ? dy.y : dy.x, y, sum[4 * i + e]);
+            for (u32 k = 0; k < AT_ONCE; k++) mma_k16(other[k], a0, a1, digits[k].y);
+#pragma unroll
+            for (u32 k = 0; k < AT_ONCE; k++)
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) other[k][e] = other[k][e] * 64 + TO_FLOAT;
+#pragma unroll
+            for (u32 k = 0; k < AT_ONCE; k++) mma_k16_add(other[k], a0, a1, digits[k].x);
+#pragma unroll
+            for (u32 k = 0; k < AT_ONCE; k++) {
+                const float2 dy = *(const float2*)(stage.scales + (i0 + k) * 8 + 2 * t);
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) {
+                    const u32 at = 4 * (i0 + k) + e;
+                    const Head& head = h[e / 2];
+                    float y;
+                    if (Format::HAS_MINIMA) y = fmaf(head.d, (float)acc[at], -(head.dmin * (from_bits(other[k][e]) - ROUNDING)));
+                    else y = head.d * (float)(acc[at] - (int)Format::OFFSET * other[k][e]);
+                    sum[at] = fmaf(e & 1 ? dy.y : dy.x, y, sum[at]);
+                }
             }
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(m.empty + b % WIDE_STAGES));
     }
-    while (segment < SEGMENTS - 1) end_segment();
-    add_totals();
+    while (segment < SEGMENTS) end_segment();
 #pragma unroll
-    for (u32 i = 0; i < 64; i++)
-        if (is_inside(i)) total_at(i) = epilogue.is_on ? softcap_of(sum[i], epilogue.scale, epilogue.cap, epilogue.has_cap) : sum[i];
+    for (u32 i = 0; i < 64; i++) {
+        const u32 r = index * 128 + warp * 16 + g + i % 4 / 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
+        float y = m.totals[i][threadIdx.x];
+        if (epilogue.is_on) y = softcap_of(y, epilogue.scale, epilogue.cap, epilogue.has_cap);
+        if (r < part.n_out && column < n) part.y[(size_t)(c0 + column) * part.n_out + r] = y;
+    }
 }
 #endif

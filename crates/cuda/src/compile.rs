@@ -131,7 +131,11 @@ impl Program {
     fn source(self) -> String {
         let element = |element: Element| format!("#define ELEMENT {}\n", element as usize);
         let block_len = |ty: TensorType| {
-            let has_digits = if has_digits(ty) { "#define HAS_DIGITS\n" } else { "" };
+            let has_digits = if has_digits(ty) {
+                "#define HAS_DIGITS\n"
+            } else {
+                ""
+            };
             format!("#define BLOCK_LEN {}\n{has_digits}", ty.block_len())
         };
         match self {
@@ -211,7 +215,11 @@ pub(crate) fn is_asynchronous((major, minor): (u32, u32)) -> bool {
 
 fn options(architecture: u32) -> Vec<String> {
     // What one architecture alone has must be asked for.
-    let own = if architecture == ASYNCHRONOUS { "a" } else { "" };
+    let own = if architecture == ASYNCHRONOUS {
+        "a"
+    } else {
+        ""
+    };
     let mut options = vec![
         format!("--gpu-architecture=sm_{architecture}{own}"),
         "--std=c++17".into(),

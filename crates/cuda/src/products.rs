@@ -73,11 +73,11 @@ struct Tile {
     slot: u32,
 }
 
-/// Stages of tiles, codes, digits and scales, each at a multiple of 1024 bytes; barriers; and what it takes to begin at such
-/// a multiple.
+/// Stages of tiles, codes, digits and scales, each at a multiple of 1024 bytes; sums of the segments before; barriers; and
+/// what it takes to begin at such a multiple.
 fn wide_shared_bytes(tile_bytes: u32) -> u32 {
     let stage = WIDE_TILES * tile_bytes + WIDE_COLUMNS * (256 + 32 + 4);
-    3 * stage.next_multiple_of(1024) + 1024 + 1024
+    2 * stage.next_multiple_of(1024) + 128 * WIDE_COLUMNS * 4 + 1024 + 1024
 }
 
 /// How a product is launched.
@@ -99,13 +99,13 @@ struct Tiles {
 
 impl Tiles {
     /// Those of a module of kernels for one encoding or for two that read one form.
-    fn load(
-        context: &Context,
-        module: &Module,
-        encodings: &[TensorType],
-    ) -> Result<Tiles, Error> {
+    fn load(context: &Context, module: &Module, encodings: &[TensorType]) -> Result<Tiles, Error> {
         let block_len = encodings[0].block_len();
-        let block_bytes = encodings.iter().map(|ty| ty.block_bytes()).max().unwrap_or(0);
+        let block_bytes = encodings
+            .iter()
+            .map(|ty| ty.block_bytes())
+            .max()
+            .unwrap_or(0);
         let form = if block_len == 256 { PER_256 } else { PER_32 };
         let unit = if block_len == 256 { 1 } else { 4 };
         let tile_bytes = 16 * block_bytes as u32;
@@ -152,7 +152,8 @@ impl Tiles {
                 Some(whole("multiply_64", form, sizes, shared)?)
             }
         };
-        let is_wide = is_asynchronous(context.capability) && encodings.iter().all(|&ty| has_digits(ty));
+        let is_wide =
+            is_asynchronous(context.capability) && encodings.iter().all(|&ty| has_digits(ty));
         let wide_many = match is_wide {
             false => None,
             true => {
@@ -491,15 +492,13 @@ impl Cuda {
             }
         }
         let done = match &groups[..] {
-            [one, other] if self.has_pairs(self.n_rows(x.set)) => {
-                match pair_of(one.0, other.0) {
-                    Some(pair) if pair.0 == one.0 => {
-                        self.multiply_pair(pair, [&one.1, &other.1], x, epilogue)
-                    }
-                    Some(pair) => self.multiply_pair(pair, [&other.1, &one.1], x, epilogue),
-                    None => self.multiply_each(&groups, x, epilogue),
+            [one, other] if self.has_pairs(self.n_rows(x.set)) => match pair_of(one.0, other.0) {
+                Some(pair) if pair.0 == one.0 => {
+                    self.multiply_pair(pair, [&one.1, &other.1], x, epilogue)
                 }
-            }
+                Some(pair) => self.multiply_pair(pair, [&other.1, &one.1], x, epilogue),
+                None => self.multiply_each(&groups, x, epilogue),
+            },
             _ => self.multiply_each(&groups, x, epilogue),
         };
         self.note(done);
@@ -529,13 +528,15 @@ impl Cuda {
             let (parts, end) = parts_of(matrices, tile.n_tiles);
             let n_blocks = matrices[0].1.n_blocks(*ty) as u32;
             let n_parts = matrices.len() as u32;
-            let Launch { grid, is_late, .. } = tile.launch(&self.context, form.n_columns, (end, units_of(*ty, n_blocks)));
+            let Launch { grid, is_late, .. } = tile.launch(
+                &self.context,
+                form.n_columns,
+                (end, units_of(*ty, n_blocks)),
+            );
             self.launch(
                 tile.function,
                 grid,
-                arguments![
-                    parts, n_parts, end, n_blocks, form, epilogue, is_late
-                ],
+                arguments![parts, n_parts, end, n_blocks, form, epilogue, is_late],
             );
         }
         Ok(())

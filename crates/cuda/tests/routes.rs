@@ -149,11 +149,8 @@ fn long_contexts() {
                     let expected = on_cpu.attend(&rows, window);
                     let found = bench.attend(&rows, window);
                     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                        let what = format!(
-                            "row {} of {} rows, window {window:?}",
-                            rows[i],
-                            rows.len()
-                        );
+                        let what =
+                            format!("row {} of {} rows, window {window:?}", rows[i], rows.len());
                         let first = first_found.entry(rows[i]).or_insert_with(|| bits(found));
                         assert!(bits(found) == *first, "{what}, against another route");
                         match ty {
