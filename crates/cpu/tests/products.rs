@@ -449,6 +449,35 @@ fn a_part_writes_its_own_columns() {
     }
 }
 
+/// Rows so long that every lane of a vector reads a stream of its own, in parts that
+/// end inside a tile: the bits of one lane.
+#[test]
+fn streams_of_long_rows() {
+    let mut random = Random(13);
+    let (n_rows, cols) = (203, 4096);
+    for (ty, ..) in INTEGER {
+        let view = view(ty, cols, &random_weights(ty, n_rows, cols, &mut random));
+        for n_x in [1, 3] {
+            let x = random.gaussians(n_x * cols);
+            let expected = product(Isa::Scalar, &view, &x);
+            for isa in isas() {
+                let matrix = Matrix::new(&view, isa).expect("a supported type");
+                let mut activations = Activations::new();
+                activations.resize(matrix.activation_kind(), n_x, cols);
+                activations.fill(isa, &x);
+                let mut out = vec![-7.0; n_x * n_rows];
+                let columns = OutColumns::new(&mut out, n_rows);
+                for rows in [0..195, 195..n_rows] {
+                    // SAFETY: nobody else uses `out` meanwhile.
+                    unsafe { matrix.multiply(&activations, rows, &columns) };
+                }
+                let same = out.iter().map(|&y| bits(y));
+                assert!(same.eq(expected.iter().map(|&y| bits(y))), "{ty} {isa}");
+            }
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "rows 10..17 of 16")]
 fn rows_beyond_the_matrix_are_a_bug() {

@@ -7,7 +7,7 @@
 //! all the time bound it.
 
 use model::padded;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Weight of the newest measurement. Contexts grow while a shape is in use, so
@@ -19,6 +19,8 @@ const NEWEST: f64 = 1.0 / 3.0;
 pub struct CostModel {
     /// Seconds by padded row count.
     seconds: BTreeMap<usize, f64>,
+    /// Row counts that were measured once: that pass may have prepared its shape.
+    fresh: BTreeSet<usize>,
 }
 
 impl CostModel {
@@ -29,9 +31,27 @@ impl CostModel {
 
     /// Takes the time of a pass of `n_rows` rows.
     pub fn measured(&mut self, n_rows: usize, time: Duration) {
-        let time = time.as_secs_f64();
-        let seconds = self.seconds.entry(padded(n_rows)).or_insert(time);
-        *seconds += (time - *seconds) * NEWEST;
+        let (n, time) = (padded(n_rows), time.as_secs_f64());
+        if self.fresh.remove(&n) {
+            self.seconds.insert(n, time);
+            return;
+        }
+        match self.seconds.get_mut(&n) {
+            Some(seconds) => *seconds += (time - *seconds) * NEWEST,
+            None => {
+                self.seconds.insert(n, time);
+                self.fresh.insert(n);
+            }
+        }
+    }
+
+    /// What a pass of `n_rows` rows takes at least: the time of the largest shape
+    /// up to it that was measured twice, 0 if there is none.
+    pub fn at_least(&self, n_rows: usize) -> Duration {
+        let up_to = self.seconds.range(..=padded(n_rows)).rev();
+        let mut measured = up_to.filter(|(n, _)| !self.fresh.contains(n));
+        let seconds = measured.next().map_or(0.0, |(_, &seconds)| seconds);
+        Duration::from_secs_f64(seconds)
     }
 
     /// The time of a pass of `n_rows` rows: that of its shape, else between its

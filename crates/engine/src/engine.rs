@@ -7,9 +7,13 @@
 
 use crate::Error;
 use crate::choice::{checked, choose, wanted};
+use crate::cost::CostModel;
 use crate::sampler::{Sampler, SamplerSettings};
 use crate::sequence::Sequence;
-use model::{Batch, Constraint, Forward, Guide, Outputs, PagePool, RowOutput, Verdict, Want};
+use crate::speculate::{
+    Ask, Candidate, Pace, Speculation, SpeculationCounts, SpeculationInfo, Speculator, Verify,
+};
+use model::{Batch, Constraint, Forward, Guide, PagePool, RowOutput, Verdict, Want};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -18,6 +22,9 @@ pub struct Engine {
     model: Box<dyn Forward>,
     pool: PagePool,
     n_ctx: usize,
+    cost: CostModel,
+    /// None where speculation is off.
+    speculator: Option<Speculator>,
 }
 
 /// What to generate.
@@ -85,6 +92,8 @@ pub struct Generation {
     pub n_generated: usize,
     /// Time from the first token to the last.
     pub decode: Duration,
+    /// What speculation did for it.
+    pub speculation: SpeculationCounts,
 }
 
 impl Generation {
@@ -115,7 +124,28 @@ impl Engine {
             pool: PagePool::new(capacity.layout, capacity.max_slabs),
             model,
             n_ctx,
+            cost: CostModel::new(),
+            speculator: None,
         })
+    }
+
+    /// Drafts from now on as `settings` say.
+    ///
+    /// # Errors
+    /// [`Error::NoDrafter`], [`Error::DraftLength`].
+    pub fn speculate(&mut self, settings: Speculation) -> Result<(), Error> {
+        self.speculator = Speculator::new(&*self.model, settings)?;
+        Ok(())
+    }
+
+    /// What speculation runs with; `None` where it is off.
+    pub fn speculation(&self) -> Option<SpeculationInfo> {
+        self.speculator.as_ref().map(Speculator::info)
+    }
+
+    /// Why nothing is drafted any more, though speculation was on.
+    pub fn speculation_stopped(&self) -> Option<&str> {
+        self.speculator.as_ref()?.stopped()
     }
 
     /// The model.
@@ -150,38 +180,51 @@ impl Engine {
             return Err(self.too_long(sequence));
         }
         while sequence.n_computed() < sequence.len() {
-            self.pass(sequence, &want, &mut each)?;
+            let start = sequence.n_computed();
+            let end = sequence.len().min(start + self.model.caps().max_rows);
+            let wants: Vec<Option<Want>> = (start..end).map(&want).collect();
+            let outputs = self.pass(sequence, &[], &wants)?;
+            for (pos, output) in (start..).zip(outputs) {
+                if let Some(output) = output {
+                    each(pos, output);
+                }
+            }
         }
         Ok(())
     }
 
-    /// One pass over the next rows of `sequence`, as many as the device takes.
-    /// An error leaves the sequence as it was.
+    /// One pass over the next rows of `sequence` and those of `draft` behind them,
+    /// one for each of `wants`; the output of each. Rows of the draft are not
+    /// accepted. An error leaves the sequence as it was.
     fn pass(
         &mut self,
         sequence: &mut Sequence,
-        want: impl Fn(usize) -> Option<Want>,
-        mut each: impl FnMut(usize, RowOutput),
-    ) -> Result<(), Error> {
+        draft: &[u32],
+        wants: &[Option<Want>],
+    ) -> Result<Vec<Option<RowOutput>>, Error> {
         let start = sequence.n_computed();
-        let end = sequence.len().min(start + self.model.caps().max_rows);
-        let n_rows = (end - start) as u32;
+        let n_known = wants.len() - draft.len();
         let mut batch = Batch::default();
-        batch.push(0, start as u32, &sequence.tokens[start..end]);
-        let mut wants = Vec::new();
-        for (row, want) in (0..).zip((start..end).map(want)) {
-            if let Some(want) = want {
-                batch.wanted.push(row);
-                wants.push(want);
-            }
-        }
-        let copies = sequence.pages.reserve(&mut self.pool, n_rows)?;
+        batch.push(0, start as u32, &sequence.tokens[start..start + n_known]);
+        batch.push(0, (start + n_known) as u32, draft);
+        let wanted = (0..).zip(wants).filter(|(_, want)| want.is_some());
+        batch.wanted = wanted.map(|(row, _)| row).collect();
+        let wanted: Vec<Want> = wants.iter().copied().flatten().collect();
+        let copies = sequence.pages.reserve(&mut self.pool, wants.len() as u32)?;
+        let clock = Instant::now();
         let computed = self
             .model
             .copy_pages(&copies)
-            .and_then(|()| self.model.pass(&batch, &[&sequence.pages], &wants))
+            .and_then(|()| self.model.pass(&batch, &[&sequence.pages], &wanted))
             .map_err(Error::from)
-            .and_then(|outputs| finite(start, &batch.wanted, outputs));
+            .and_then(|outputs| {
+                let mut outputs = outputs.into_iter();
+                let output = |want: &Option<Want>| want.and_then(|_| outputs.next());
+                let outputs: Vec<Option<RowOutput>> = wants.iter().map(output).collect();
+                // A drafted row matters only once it is accepted.
+                finite(start, outputs[..n_known].iter().map(Option::as_ref))?;
+                Ok(outputs)
+            });
         let outputs = match computed {
             Ok(outputs) => outputs,
             Err(error) => {
@@ -189,11 +232,9 @@ impl Engine {
                 return Err(error);
             }
         };
-        sequence.pages.accept(&mut self.pool, n_rows);
-        for (&row, output) in batch.wanted.iter().zip(outputs) {
-            each(start + row as usize, output);
-        }
-        Ok(())
+        self.cost.measured(wants.len(), clock.elapsed());
+        sequence.pages.accept(&mut self.pool, n_known as u32);
+        Ok(outputs)
     }
 
     fn too_long(&self, sequence: &Sequence) -> Error {
@@ -250,7 +291,7 @@ impl Engine {
         guide: &mut dyn Guide,
         receive: &mut dyn Receive,
     ) -> Result<Generation, Error> {
-        let mut sampler = Sampler::new(request.sampling.clone(), self.model.config().n_vocab)?;
+        let sampler = Sampler::new(request.sampling.clone(), self.model.config().n_vocab)?;
         if sequence.is_empty() {
             return Err(Error::EmptyPrompt);
         }
@@ -263,15 +304,50 @@ impl Engine {
             prefill: Duration::ZERO,
             n_generated: 0,
             decode: Duration::ZERO,
+            speculation: SpeculationCounts::default(),
         };
+        let with = (sampler, guide, receive);
+        let generated = self.generate_tokens(sequence, request, with, &mut done);
+        sequence.pages.drop_reserve(&mut self.pool);
+        generated.map(|()| done)
+    }
+
+    fn generate_tokens(
+        &mut self,
+        sequence: &mut Sequence,
+        request: &Request,
+        (mut sampler, guide, receive): (Sampler, &mut dyn Guide, &mut dyn Receive),
+        done: &mut Generation,
+    ) -> Result<(), Error> {
+        let n_vocab = self.model.config().n_vocab;
+        let mut pace = self.speculator.as_ref().map(Speculator::pace);
+        let mut verify = Verify::default();
         let start = Instant::now();
         while request.max_tokens.is_none_or(|max| done.n_generated < max) {
             if sequence.len() == self.n_ctx {
                 done.ending = Ending::Context;
                 break;
             }
-            let constraint = guide.constraint();
-            let next = self.next_token(sequence, request, &mut sampler, constraint, receive)?;
+            let constraint = checked(guide.constraint(), n_vocab)
+                .map_err(|token| model::Error::TokenUnknown { token, n_vocab })?;
+            if verify.newest(sequence.tokens()).is_some() {
+                // The last pass has computed the newest token, as a draft.
+                let output = verify.newest(sequence.tokens());
+                finite(sequence.len() - 1, output)?;
+                sequence.pages.accept(&mut self.pool, 1);
+            } else {
+                self.observe(&verify, sequence, &mut pace, done);
+                let asked = (&*guide, &constraint, &sampler);
+                verify = self.verify(sequence, request, asked, (&mut pace, done), receive)?;
+            }
+            let output = verify.newest(sequence.tokens()).flatten();
+            let next = choose(
+                sequence.tokens(),
+                request.logprobs,
+                &mut sampler,
+                &constraint,
+                output,
+            )?;
             sequence.push(&[next.token]);
             done.n_generated += 1;
             match done.n_generated {
@@ -288,43 +364,97 @@ impl Engine {
                 break;
             }
         }
-        Ok(done)
+        self.observe(&verify, sequence, &mut pace, done);
+        Ok(())
     }
 
-    /// Computes what is missing and chooses the token after it.
-    fn next_token(
+    /// Computes what is missing, with a draft behind it where that pays.
+    fn verify(
         &mut self,
         sequence: &mut Sequence,
         request: &Request,
-        sampler: &mut Sampler,
-        constraint: Constraint,
+        (guide, constraint, sampler): (&dyn Guide, &Constraint, &Sampler),
+        (pace, done): (&mut Option<Pace>, &Generation),
         receive: &mut dyn Receive,
-    ) -> Result<Generated, Error> {
-        let n_vocab = self.model.config().n_vocab;
-        let constraint = checked(constraint, n_vocab)
-            .map_err(|token| model::Error::TokenUnknown { token, n_vocab })?;
-        let want = wanted(request.logprobs, sampler, &constraint);
+    ) -> Result<Verify, Error> {
         let last = sequence.len() - 1;
         if sequence.n_computed() > last {
             // Something computed the newest token already: its logits are gone.
             sequence.pages.reopen_newest(&mut self.pool);
         }
-        let mut output = None;
         let first = sequence.n_computed();
-        while sequence.n_computed() <= last {
-            let want_last = |pos| want.filter(|_| pos == last);
-            self.pass(sequence, want_last, |_, row| output = Some(row))?;
-            if first < last {
-                receive.prefilled(sequence.n_computed() - first, last + 1 - first);
-            }
+        let max_rows = self.model.caps().max_rows;
+        while last + 1 - sequence.n_computed() > max_rows {
+            self.pass(sequence, &[], &vec![None; max_rows])?;
+            receive.prefilled(sequence.n_computed() - first, last + 1 - first);
         }
-        choose(
-            sequence.tokens(),
-            request.logprobs,
-            sampler,
-            &constraint,
-            output.as_ref(),
-        )
+        let want = wanted(request.logprobs, sampler, constraint);
+        let mut verify = Verify::plain(last + 1, want);
+        let n_missing = last + 1 - sequence.n_computed();
+        if n_missing == 1 && done.n_generated > 0 {
+            let n_left = request
+                .max_tokens
+                .map_or(usize::MAX, |max| max - done.n_generated);
+            let most = n_left.min(self.n_ctx - sequence.len()).min(max_rows) - 1;
+            let draft = self.draft(sequence, pace, done.n_generated, most)?;
+            let n_vocab = self.model.config().n_vocab;
+            let asked = (request.logprobs, sampler);
+            verify = verify.with_draft(&draft, (guide, constraint), asked, n_vocab);
+        }
+        let mut wants = vec![None; n_missing - 1];
+        wants.extend_from_slice(verify.wants());
+        let outputs = self.pass(sequence, verify.draft(), &wants)?;
+        verify.take(&mut outputs.into_iter().flatten());
+        if first < last {
+            receive.prefilled(last + 1 - first, last + 1 - first);
+        }
+        Ok(verify)
+    }
+
+    /// A draft of at most `most` tokens, empty where none pays.
+    fn draft(
+        &mut self,
+        sequence: &Sequence,
+        pace: &mut Option<Pace>,
+        n_generated: usize,
+        most: usize,
+    ) -> Result<Vec<u32>, Error> {
+        let (Some(speculator), Some(pace)) = (&mut self.speculator, pace) else {
+            return Ok(Vec::new());
+        };
+        let mut candidate = [Candidate {
+            pace,
+            n_generated,
+            most,
+        }];
+        let n_draft = speculator.lengths(&mut candidate, 0, &self.cost)[0];
+        if n_draft == 0 {
+            return Ok(Vec::new());
+        }
+        let asks = [Ask { sequence, n_draft }];
+        let (mut drafts, _) = speculator.draft(&mut *self.model, &asks)?;
+        Ok(drafts.swap_remove(0))
+    }
+
+    /// Learns from a draft whose round is over.
+    fn observe(
+        &mut self,
+        verify: &Verify,
+        sequence: &Sequence,
+        pace: &mut Option<Pace>,
+        done: &mut Generation,
+    ) {
+        let n_drafted = verify.n_drafted();
+        let (Some(speculator), Some(pace)) = (&mut self.speculator, pace) else {
+            return;
+        };
+        if n_drafted == 0 {
+            return;
+        }
+        let n_accepted = verify.n_accepted(sequence.tokens());
+        speculator.observe(n_drafted, n_accepted);
+        pace.observe(n_drafted, n_accepted);
+        done.speculation.add(n_drafted, n_accepted);
     }
 }
 
@@ -341,15 +471,15 @@ pub(crate) fn n_ctx_of(model: &dyn Forward, asked: Option<usize>) -> Result<usiz
     Ok(n_ctx)
 }
 
-/// `outputs` of the rows `wanted` of a pass from `start` on, all finite.
-fn finite(start: usize, wanted: &[u32], outputs: Outputs) -> Result<Outputs, Error> {
-    for (&row, output) in wanted.iter().zip(&outputs) {
-        if let RowOutput::NonFinite { token } = *output {
-            return Err(Error::NonFiniteLogits {
-                position: start + row as usize,
-                token,
-            });
+/// An error unless the outputs of the rows from `start` on are finite.
+fn finite<'a>(
+    start: usize,
+    outputs: impl IntoIterator<Item = Option<&'a RowOutput>>,
+) -> Result<(), Error> {
+    for (position, output) in (start..).zip(outputs) {
+        if let Some(&RowOutput::NonFinite { token }) = output {
+            return Err(Error::NonFiniteLogits { position, token });
         }
     }
-    Ok(outputs)
+    Ok(())
 }

@@ -57,6 +57,17 @@ pub enum Error {
         /// Slabs there are.
         total: usize,
     },
+    /// Drafts are to come from a drafter, but the model has none.
+    #[error("drafts are to come from a drafter, but none is attached to the model")]
+    NoDrafter,
+    /// Longer drafts were asked for than the source of drafts makes, or empty ones.
+    #[error("drafts of up to {found} tokens, expected 1 to {longest}")]
+    DraftLength {
+        /// Tokens asked for.
+        found: usize,
+        /// Tokens of the longest draft.
+        longest: usize,
+    },
     /// The engine's thread could not be started.
     #[error("cannot start the engine's thread: {0}")]
     Thread(std::io::Error),

@@ -1,5 +1,5 @@
 //! TOKENS -> TOKENS: sequences over pages, the sampler chain, the loop of one
-//! sequence, the service of many. No text, no device, no async.
+//! sequence, the service of many, speculation. No text, no device, no async.
 #![forbid(unsafe_code)]
 
 mod choice;
@@ -13,6 +13,7 @@ mod sampler;
 mod scheduler;
 mod sequence;
 mod service;
+mod speculate;
 mod worker;
 
 pub use cost::CostModel;
@@ -30,3 +31,7 @@ pub use scheduler::{
 };
 pub use sequence::Sequence;
 pub use service::{Handle, Info, Service, Settings, State};
+pub use speculate::{
+    Acceptance, Drafting, Drafts, GIVE_UP_ROUNDS, GIVE_UP_TOKENS, LONGEST_LOOKUP, Pace,
+    Speculation, SpeculationCounts, SpeculationInfo, Turn, draft_lengths, looked_up,
+};

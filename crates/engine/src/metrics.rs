@@ -5,6 +5,7 @@
 //! what a lookup found; a prompt that was looked up and then had to wait is
 //! counted once, when it runs.
 
+use crate::SpeculationCounts;
 use std::time::Duration;
 
 /// Upper bounds of a histogram's buckets in seconds; one more bucket has the rest.
@@ -68,6 +69,10 @@ pub struct Metrics {
     pub preemptions: u64,
     /// Rows computed once more after that.
     pub recomputed_tokens: u64,
+    /// Drafts.
+    pub speculation: SpeculationCounts,
+    /// Why nothing is drafted any more, though speculation was on.
+    pub speculation_stopped: Option<String>,
     /// Passes.
     pub passes: u64,
     /// Rows of all passes.
@@ -92,4 +97,6 @@ pub struct Metrics {
     pub token_interval: Histogram,
     /// Passes.
     pub pass_time: Histogram,
+    /// Making the drafts of a pass.
+    pub draft_time: Histogram,
 }

@@ -47,6 +47,8 @@ pub struct Span {
     pub n_rows: usize,
     /// Is its newest row among them, so that a token follows?
     pub is_last: bool,
+    /// Rows of drafted tokens that may follow the newest.
+    pub n_drafts: usize,
 }
 
 /// A sequence that may be planned.
@@ -59,6 +61,8 @@ struct Running {
     n_left: usize,
     /// Has a token been sampled since it was admitted?
     is_decoding: bool,
+    /// Drafted tokens that it asks for behind its newest.
+    n_drafts: usize,
 }
 
 /// Waiting and running sequences.
@@ -155,16 +159,21 @@ impl Scheduler {
             n_places,
             n_left,
             is_decoding: false,
+            n_drafts: 0,
         });
     }
 
-    /// The rows of the next pass: those of decodes, then those of prefills.
-    /// Nothing is left out unless the pass is full or as long as it may be.
+    /// In the next pass, `id` asks for rows of `n_drafts` drafted tokens.
+    pub fn draft(&mut self, id: SequenceId, n_drafts: usize) {
+        self.entry(id).n_drafts = n_drafts;
+    }
+
+    /// The rows of the next pass: those of decodes with their drafts, then those
+    /// of prefills. Nothing is left out unless the pass is full or as long as it
+    /// may be.
     pub fn plan(&mut self, cost: &CostModel) -> Vec<Span> {
         let is_decode = |r: &Running| r.is_decoding && r.n_left > 0;
         let is_prefill = |r: &Running| !r.is_decoding && r.n_left > 0;
-        let n_decodes = self.running.iter().filter(|r| is_decode(r)).count();
-        let mut n_spare = self.spare_rows(n_decodes, cost);
         let n_left = |r: &Running| r.n_left;
         let prefill: usize = self
             .running
@@ -173,6 +182,8 @@ impl Scheduler {
             .map(n_left)
             .sum();
         let n_kept = prefill.min(self.min_prefill_rows());
+        let n_decodes = self.share_drafts(n_kept, is_decode);
+        let mut n_spare = self.spare_rows(n_decodes, cost);
         let mut spans = Vec::new();
         let mut served = vec![false; self.running.len()];
         for (r, served) in self
@@ -185,8 +196,11 @@ impl Scheduler {
             let n_more = (r.n_left - 1).min(n_spare - n_kept);
             n_spare -= n_more;
             *served = n_more > 0;
-            spans.push(r.span(1 + n_more));
+            let mut span = r.span(1 + n_more);
+            span.n_drafts = r.n_drafts;
+            spans.push(span);
         }
+        self.running.iter_mut().for_each(|r| r.n_drafts = 0);
         for (r, served) in self
             .running
             .iter()
@@ -211,7 +225,27 @@ impl Scheduler {
         spans
     }
 
-    /// Rows of a pass beside one for each of `n_decodes` decodes.
+    /// Cuts drafts to the rows that a pass has beside one for each decode and
+    /// `n_kept` for prefills; the rows of decodes and drafts.
+    fn share_drafts(&mut self, n_kept: usize, is_decode: impl Fn(&Running) -> bool) -> usize {
+        let n_decodes = self.running.iter().filter(|r| is_decode(r)).count();
+        let mut n_free = self.max_rows.saturating_sub(n_decodes + n_kept);
+        let mut n_rows = n_decodes;
+        for r in &mut self.running {
+            // Behind forced tokens there is nothing to draft from.
+            let most = if is_decode(r) && r.n_left == 1 {
+                n_free
+            } else {
+                0
+            };
+            r.n_drafts = r.n_drafts.min(most);
+            n_free -= r.n_drafts;
+            n_rows += r.n_drafts;
+        }
+        n_rows
+    }
+
+    /// Rows of a pass beside `n_decodes` of decodes and their drafts.
     fn spare_rows(&self, n_decodes: usize, cost: &CostModel) -> usize {
         let most = self.max_rows - n_decodes;
         if n_decodes == 0 {
@@ -292,6 +326,7 @@ impl Running {
             id: self.id,
             n_rows,
             is_last: n_rows == self.n_left,
+            n_drafts: 0,
         }
     }
 }

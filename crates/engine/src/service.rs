@@ -13,6 +13,7 @@ use crate::metrics::Metrics;
 use crate::prefix::CacheKey;
 use crate::sampler::{Sampler, choice_seed};
 use crate::sequence::Sequence;
+use crate::speculate::{Speculation, SpeculationInfo, Speculator};
 use crate::worker::{Choice, Command, Live, Worker};
 use crate::{Error, JobId};
 use model::{Architecture, Forward, KvType};
@@ -36,6 +37,8 @@ pub struct Settings {
     pub prefix_cache_bytes: u64,
     /// Digest of all that determines keys and values; keys the prefix cache.
     pub identity: [u8; 32],
+    /// Drafts.
+    pub speculation: Speculation,
 }
 
 impl Default for Settings {
@@ -46,6 +49,7 @@ impl Default for Settings {
             queue: 64,
             prefix_cache_bytes: 0,
             identity: [0; 32],
+            speculation: Speculation::default(),
         }
     }
 }
@@ -76,6 +80,8 @@ pub struct Info {
     pub prefix_cache_bytes: u64,
     /// Bytes of all pages.
     pub kv_capacity_bytes: u64,
+    /// Drafts; `None` where speculation is off.
+    pub speculation: Option<SpeculationInfo>,
 }
 
 /// Does the service take jobs?
@@ -123,7 +129,8 @@ impl Service {
     /// Starts the engine's thread.
     ///
     /// # Errors
-    /// [`Error::Context`], [`Error::PoolTooSmall`], [`Error::Thread`].
+    /// [`Error::Context`], [`Error::PoolTooSmall`], [`Error::NoDrafter`],
+    /// [`Error::DraftLength`], [`Error::Thread`].
     ///
     /// # Panics
     /// If the settings have no sequence.
@@ -131,6 +138,7 @@ impl Service {
         let (caps, capacity, config) = (model.caps(), model.capacity(), model.config());
         let max_rows = caps.max_rows.min(caps.same_bits_rows);
         let n_ctx = fitting_n_ctx(&*model, settings.n_ctx, max_rows)?;
+        let speculator = Speculator::new(&*model, settings.speculation)?;
         let mut info = Info {
             n_ctx,
             n_vocab: config.n_vocab,
@@ -143,8 +151,9 @@ impl Service {
             queue: settings.queue,
             prefix_cache_bytes: settings.prefix_cache_bytes,
             kv_capacity_bytes: (capacity.max_slabs * capacity.layout.slab_bytes()) as u64,
+            speculation: speculator.as_ref().map(Speculator::info),
         };
-        let worker = Worker::new(model, &info);
+        let worker = Worker::new(model, &info, speculator);
         info.sequences = worker.max_sequences();
         let shared = Arc::new(Shared {
             info,

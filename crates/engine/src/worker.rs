@@ -6,6 +6,7 @@
 //! them from whoever is newer.
 
 mod admission;
+mod draft;
 mod pass;
 
 use crate::Error;
@@ -18,6 +19,7 @@ use crate::sampler::Sampler;
 use crate::scheduler::{JobId, Scheduler, SequenceId};
 use crate::sequence::Sequence;
 use crate::service::{Info, Shared, State, panic_text};
+use crate::speculate::{Pace, Speculator};
 use model::{Constraint, Forward, Guide, PAGE_ROWS, PagePool};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,6 +76,8 @@ pub(crate) struct Choice {
     n_lost: usize,
     /// Rows it had when it last gave up its pages though it was alone.
     exhausted_at: Option<usize>,
+    /// None until something may be drafted for it.
+    pace: Option<Pace>,
 }
 
 impl Choice {
@@ -90,6 +94,7 @@ impl Choice {
             frontier: None,
             n_lost: 0,
             exhausted_at: None,
+            pace: None,
         }
     }
 }
@@ -118,6 +123,8 @@ pub(crate) struct Worker {
     cache: PrefixCache,
     scheduler: Scheduler,
     cost: CostModel,
+    /// None where speculation is off.
+    speculator: Option<Speculator>,
     jobs: BTreeMap<JobId, Live>,
     max_rows: usize,
     n_ctx: usize,
@@ -130,13 +137,14 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub fn new(model: Box<dyn Forward>, info: &Info) -> Worker {
+    pub fn new(model: Box<dyn Forward>, info: &Info, speculator: Option<Speculator>) -> Worker {
         let capacity = model.capacity();
         Worker {
             pool: PagePool::new(capacity.layout, capacity.max_slabs),
             cache: PrefixCache::new(capacity.layout, info.prefix_cache_bytes),
             scheduler: Scheduler::new(info.max_rows, info.sequences),
             cost: CostModel::new(),
+            speculator,
             jobs: BTreeMap::new(),
             max_rows: info.max_rows,
             n_ctx: info.n_ctx,
@@ -378,6 +386,10 @@ impl Worker {
     /// Lets the handles see how things stand.
     fn publish(&mut self, shared: &Shared) {
         let counts = &mut self.counts;
+        if let Some(speculator) = &self.speculator {
+            counts.speculation = speculator.counts();
+            counts.speculation_stopped = speculator.stopped().map(str::to_string);
+        }
         counts.running = self.scheduler.n_running();
         counts.waiting = self.scheduler.n_waiting();
         counts.cache_evictions = self.cache.n_evicted();

@@ -330,6 +330,45 @@ fn draws_are_distributed_as_the_softmax() {
     }
 }
 
+/// The same where stages leave only some tokens, by their probability there.
+#[test]
+fn draws_behind_stages_are_distributed_as_what_they_leave() {
+    const DRAWS: u64 = 100_000;
+    let logits: Vec<f32> = (0..10).map(|i| i as f32 * 0.3).collect();
+    let base = SamplerSettings::default;
+    #[rustfmt::skip]
+    let cases: [(SamplerSettings, &[u32]); 4] = [
+        (SamplerSettings { top_k: 4, ..base() }, &[6, 7, 8, 9]),
+        (SamplerSettings { min_p: 0.2, ..base() }, &[4, 5, 6, 7, 8, 9]),
+        (SamplerSettings { top_p: 0.6, ..base() }, &[7, 8, 9]),
+        (SamplerSettings { xtc_probability: 1.0, xtc_threshold: 0.14, ..base() }, &[0, 1, 2, 3, 4, 5, 6, 7]),
+    ];
+    for (seed, (settings, left)) in (1..).zip(cases) {
+        let settings = SamplerSettings {
+            seed,
+            temperature: 1.0,
+            ..settings
+        };
+        let mut sampler = sampler(&settings, 10);
+        let mut counts = [0u32; 10];
+        for position in 0..DRAWS {
+            let sampled = sampler.sample(&logits, position, &[], None).unwrap();
+            counts[sampled.token as usize] += 1;
+        }
+        let expected = probabilities(&logits, left, 1.0);
+        let drawn = (0..10).filter(|&i| counts[i] > 0).map(|i| i as u32);
+        assert_eq!(drawn.collect::<Vec<_>>(), left, "{settings:?}");
+        let statistic: f64 = (left.iter().zip(&expected))
+            .map(|(&token, p)| {
+                let wanted = p * DRAWS as f64;
+                (f64::from(counts[token as usize]) - wanted).powi(2) / wanted
+            })
+            .sum();
+        // Pearson's 0.999 quantile of nine degrees of freedom, more than there are.
+        assert!(statistic < 27.88, "{settings:?}: {statistic}");
+    }
+}
+
 /// On a row of real size only a prefix is sorted: it must not show.
 #[test]
 fn a_sorted_prefix_gives_what_the_sorted_row_gives() {

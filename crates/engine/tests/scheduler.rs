@@ -67,6 +67,7 @@ struct World {
     max_rows: usize,
     lives: BTreeMap<SequenceId, Life>,
     n_jobs: u64,
+    n_asked: usize,
 }
 
 impl World {
@@ -78,6 +79,7 @@ impl World {
             max_rows,
             lives: BTreeMap::new(),
             n_jobs: 0,
+            n_asked: 0,
         }
     }
 
@@ -134,9 +136,20 @@ impl World {
             let life = &self.lives[&id];
             self.scheduler.admit(id, life.known - life.computed);
         }
+        for (place, id) in self
+            .scheduler
+            .running()
+            .collect::<Vec<_>>()
+            .iter()
+            .enumerate()
+        {
+            // Some ask for drafts, also those that have nothing to draft behind.
+            self.n_asked = (self.n_asked + place) % 23;
+            self.scheduler.draft(*id, self.n_asked.saturating_sub(7));
+        }
         let spans = self.scheduler.plan(&self.cost);
         self.check(&spans);
-        let n_rows: usize = spans.iter().map(|span| span.n_rows).sum();
+        let n_rows: usize = spans.iter().map(|span| span.n_rows + span.n_drafts).sum();
         if n_rows > 0 {
             self.cost.measured(n_rows, self.device.time(n_rows));
         }
@@ -174,8 +187,11 @@ impl World {
             );
             assert_eq!(span.is_last, span.n_rows == n_left);
             assert!(self.scheduler.is_running(span.id), "it waits");
+            let may_draft = life.is_decoding && n_left == 1;
+            assert!(span.n_drafts == 0 || may_draft, "a draft of nothing");
         }
-        let n_rows: usize = spans.iter().map(|span| span.n_rows).sum();
+        let n_drafts: usize = spans.iter().map(|span| span.n_drafts).sum();
+        let n_rows: usize = spans.iter().map(|span| span.n_rows).sum::<usize>() + n_drafts;
         assert!(n_rows <= self.max_rows, "{n_rows} rows");
         let running: Vec<_> = self.scheduler.running().collect();
         assert!(running.len() <= self.scheduler.max_sequences());
@@ -205,10 +221,13 @@ impl World {
                 "an idle machine holds back"
             );
         } else {
-            let beside = n_rows - n_decodes;
+            let beside = n_rows - n_decodes - n_drafts;
             assert!(beside <= MAX_PREFILL_ROWS.max(min_rows));
             if beside > min_rows {
-                let decode = self.cost.predicted(n_decodes).expect("it was measured");
+                let decode = self
+                    .cost
+                    .predicted(n_decodes + n_drafts)
+                    .expect("it was measured");
                 let pass = self.cost.predicted(n_rows).expect("it was measured");
                 assert!(
                     pass <= PASS_TIME.max(2 * decode),
@@ -339,6 +358,27 @@ fn forced_tokens_go_before_prefills_but_leave_them_their_least() {
     let spans = scheduler.plan(&cost);
     assert_eq!(rows_of(&spans), [(0, 31), (1, 1), (2, 32)]);
     assert!(spans[0].is_last && !spans[2].is_last);
+}
+
+#[test]
+fn drafts_take_the_rows_that_nobody_needs_and_are_asked_for_each_time() {
+    let mut scheduler = Scheduler::new(32, 8);
+    running(&mut scheduler, &[10, 12, 500], 2);
+    for (asked, expected) in [([4, 3], [4, 3]), ([15, 15], [15, 7]), ([0, 2], [0, 2])] {
+        (0..2).for_each(|job| scheduler.draft(id(job), asked[job as usize]));
+        let spans = scheduler.plan(&CostModel::new());
+        let drafts: Vec<usize> = spans.iter().map(|span| span.n_drafts).collect();
+        // Eight rows stay for the prefill, a row for each decode.
+        assert_eq!(drafts, [expected[0], expected[1], 0], "{asked:?}");
+        assert_eq!(rows_of(&spans), [(0, 1), (1, 1), (2, MIN_PREFILL_ROWS)]);
+    }
+    let spans = scheduler.plan(&CostModel::new());
+    assert!(spans.iter().all(|span| span.n_drafts == 0), "nobody asked");
+    // With forced tokens known, there is nothing to draft behind.
+    scheduler.sampled(id(1), 1);
+    scheduler.draft(id(1), 5);
+    let spans = scheduler.plan(&CostModel::new());
+    assert!(spans.iter().all(|span| span.n_drafts == 0));
 }
 
 #[test]

@@ -169,6 +169,27 @@ impl DrafterConfig {
         }
     }
 
+    /// Tokens of a draft at most.
+    pub fn most_drafted(&self) -> usize {
+        self.block_size - 1
+    }
+
+    /// Bytes that the drafter's buffers take once a pass had `rows` rows, without
+    /// the logits of its blocks.
+    pub fn activation_bytes(&self, rows: usize) -> u64 {
+        let columns: usize = self.columns().iter().sum();
+        (rows * columns * size_of::<f32>()) as u64
+    }
+
+    /// Columns of the buffers with all rows, in the order of [`Activations`].
+    fn columns(&self) -> [usize; 11] {
+        let (n_embd, n_q, n_kv, n_ff) = (self.n_embd, self.n_q(), self.n_kv(), self.n_ff);
+        let n_features = self.target_places.len() * n_embd;
+        [
+            n_features, n_embd, n_embd, n_embd, n_q, n_kv, n_kv, n_q, n_ff, n_ff, n_embd,
+        ]
+    }
+
     fn n_q(&self) -> usize {
         self.n_head * self.head_dim
     }
@@ -339,7 +360,7 @@ impl<B: Backend> Drafter<B> {
         let layers = (0..c.n_layer).map(|il| LayerWeights::load(&mut from, c, il));
         let layers = layers.collect::<Result<_, _>>()?;
         from.finish("dflash")?;
-        let act = Activations::new(be, c, n_features, n_vocab)?;
+        let act = Activations::new(be, c, n_vocab)?;
         Ok(Drafter {
             fc,
             enc_output_norm,
@@ -416,25 +437,21 @@ impl<B: Backend> Drafter<B> {
 }
 
 impl<B: Backend> Activations<B> {
-    fn new(
-        be: &mut B,
-        c: &DrafterConfig,
-        n_features: usize,
-        n_vocab: usize,
-    ) -> Result<Activations<B>, DeviceError> {
+    fn new(be: &mut B, c: &DrafterConfig, n_vocab: usize) -> Result<Activations<B>, DeviceError> {
+        let [features, context, x, h, q, k, v, attn, ff, up, out] = c.columns();
         let mut all = |cols| be.alloc(RowSet::All, cols);
         Ok(Activations {
-            features: all(n_features)?,
-            context: all(c.n_embd)?,
-            x: all(c.n_embd)?,
-            h: all(c.n_embd)?,
-            q: all(c.n_q())?,
-            k: all(c.n_kv())?,
-            v: all(c.n_kv())?,
-            attn: all(c.n_q())?,
-            ff: all(c.n_ff)?,
-            up: all(c.n_ff)?,
-            out: all(c.n_embd)?,
+            features: all(features)?,
+            context: all(context)?,
+            x: all(x)?,
+            h: all(h)?,
+            q: all(q)?,
+            k: all(k)?,
+            v: all(v)?,
+            attn: all(attn)?,
+            ff: all(ff)?,
+            up: all(up)?,
+            out: all(out)?,
             normed: be.alloc(RowSet::Wanted, c.n_embd)?,
             logits: be.alloc(RowSet::Wanted, n_vocab)?,
         })
@@ -471,7 +488,7 @@ pub(crate) fn block_batch(
     config: &DrafterConfig,
 ) -> Result<Batch, Error> {
     let n_sequences = tables.len();
-    let most = config.block_size - 1;
+    let most = config.most_drafted();
     let mut has_block = vec![false; n_sequences];
     let mut batch = Batch::default();
     for &DraftRequest {

@@ -89,6 +89,11 @@ pub trait Forward: Send {
         convention: WindowConvention,
     ) -> Result<DrafterConfig, Error>;
 
+    /// The numbers of the attached drafter, if there is one.
+    fn drafter(&self) -> Option<&DrafterConfig> {
+        None
+    }
+
     /// Proposes a block for each request; gives back what `want` says of each
     /// proposed position, request by request.
     ///
@@ -320,10 +325,12 @@ impl<B: Backend> Forward for Model<B> {
 
     fn capacity(&self) -> Capacity {
         let slab_bytes = self.layout.slab_bytes().max(1) as u64;
+        let drafter = self.drafter.as_ref().map(|drafter| &drafter.config);
         Capacity {
             layout: self.layout,
             max_slabs: (self.options.kv_bytes / slab_bytes) as usize,
-            activation_bytes: activation_bytes(&self.config, self.be.caps().max_rows, 1),
+            activation_bytes: activation_bytes(&self.config, self.be.caps().max_rows, 1)
+                + drafter.map_or(0, |d| d.activation_bytes(self.be.caps().max_rows)),
         }
     }
 
@@ -373,13 +380,16 @@ impl<B: Backend> Forward for Model<B> {
         let config = DrafterConfig::from_metadata(file.metadata(), convention)?;
         config.check_target(&self.config, file.metadata(), &self.vocabulary)?;
         let drafter = Drafter::load(&mut self.be, file, config.clone(), self.config.n_vocab)?;
-        let mut layout = self.layout;
-        layout.classes[PageClass::Drafter as usize] = config.class_layout();
+        let layout = self.layout.with_drafter(&config);
         self.kv = self.be.alloc_kv(&layout)?;
         self.layout = layout;
         self.drafter = Some(drafter);
         self.files.push(file.files().clone());
         Ok(config)
+    }
+
+    fn drafter(&self) -> Option<&DrafterConfig> {
+        self.drafter.as_ref().map(|drafter| &drafter.config)
     }
 
     fn draft(

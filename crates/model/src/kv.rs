@@ -11,7 +11,7 @@
 //! it, and only then; until the rows written to the copy are accepted, the
 //! sequence keeps the shared page beside it and can go back to it.
 
-use crate::Error;
+use crate::{DrafterConfig, Error};
 use std::fmt;
 
 /// Positions in a page.
@@ -102,6 +102,12 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
+    /// The same with pages for a drafter beside the model.
+    pub fn with_drafter(mut self, drafter: &DrafterConfig) -> KvLayout {
+        self.classes[PageClass::Drafter as usize] = drafter.class_layout();
+        self
+    }
+
     /// Bytes of a page of `class`.
     pub fn page_bytes(&self, class: PageClass) -> usize {
         self.classes[class as usize].page_elements() * self.ty.bytes()

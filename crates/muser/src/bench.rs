@@ -10,6 +10,7 @@ mod plot;
 mod report;
 mod workload;
 
+use crate::draft::DraftArgs;
 use crate::input::{number, positive};
 use crate::interrupt;
 use crate::model_file::{self, Device, LoadArgs, ModelArgs, ModelFile};
@@ -17,29 +18,33 @@ use crate::output::check_writable;
 use crate::terminal;
 use anyhow::{Context, bail, ensure};
 use indicatif::ProgressBar;
-use model::Forward;
 use model::kv::KvLayout;
+use model::{Forward, PageClass};
 use report::{Line, Report, Scope};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use workload::{Runner, Work};
+use workload::{Part, Runner, Work};
 
 /// Measure prefill and decode speed against the machine's limit
 ///
 /// Measures every prefill length of -p, and -n generated tokens for every depth of -d with every
-/// number of packed sequences of -b. Lists are separated by commas. Ctrl-C ends with what was
+/// number of packed sequences of -b; with --draft also drafts, and rounds of draft and
+/// verification. Lists are separated by commas. Ctrl-C ends with what was
 /// measured so far.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:\n  \
     muser bench\n  \
     muser bench --model model.gguf -p 512,2048 -n 64 -d 0,2048 -r 5\n  \
     muser bench --model model.gguf -p 0 -n 32 -b 1,2,4,16 --json\n  \
+    muser bench --model model.gguf --draft drafter.gguf -p 0 -n 32 -d 2048 -b 1,8\n  \
     muser bench --model model.gguf -n 32 -d 0,1024,2048,4096 --plot speed.svg")]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     load: LoadArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Prefill lengths in tokens, such as 512,2048 (0: none)
     #[arg(short = 'p', long, value_name = "LIST", value_delimiter = ',')]
     #[arg(value_parser = number, default_value = "512")]
@@ -71,9 +76,11 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let works = args.works()?;
+    let mut works = args.works()?;
     args.plot.as_deref().map_or(Ok(()), check_plot)?;
-    let file = args.load.open(&args.model)?;
+    let mut file = args.load.open(&args.model)?;
+    args.draft.open(&args.load, &mut file)?;
+    works.extend(args.rounds(&file)?);
     let model = args.model_for(&works, &file)?;
     let scope = args.scope(&file, &*model);
     let measure = || {
@@ -152,6 +159,30 @@ impl Args {
         Ok(works)
     }
 
+    /// What is measured of speculation.
+    fn rounds(&self, file: &ModelFile) -> anyhow::Result<Vec<Work>> {
+        let Some(n_drafted) = self.draft.n_drafted(file)? else {
+            return Ok(Vec::new());
+        };
+        let parts = match file.drafter {
+            Some(_) => &[Part::Draft, Part::Round][..],
+            None => &[Part::Round],
+        };
+        let mut works = Vec::new();
+        for &depth in self.depth.iter().filter(|_| self.generate > 0) {
+            for &n_sequences in &self.batch {
+                works.extend(parts.iter().map(|&part| Work::Speculate {
+                    part,
+                    n_drafted,
+                    n_rounds: self.generate,
+                    depth,
+                    n_sequences,
+                }));
+            }
+        }
+        Ok(works)
+    }
+
     /// The model with room for the largest of `works`.
     fn model_for(&self, works: &[Work], file: &ModelFile) -> anyhow::Result<Box<dyn Forward>> {
         let longest = works.iter().map(|w| w.rows_per_sequence()).max();
@@ -163,6 +194,16 @@ impl Args {
         ensure!(
             n_sequences <= max_rows,
             "--batch: found {n_sequences}, expected at most the {max_rows} rows of a pass"
+        );
+        let rows = |work: &Work| match work {
+            Work::Speculate { n_drafted, .. } => n_sequences * (1 + n_drafted),
+            Work::Prefill { .. } | Work::Decode { .. } => 0,
+        };
+        let n_rows = works.iter().map(rows).max().unwrap_or(0);
+        ensure!(
+            n_rows <= max_rows,
+            "--batch and --draft-max: found {n_rows} rows of drafts, expected at most the \
+             {max_rows} rows of a pass"
         );
         Ok(model)
     }
@@ -176,6 +217,7 @@ impl Args {
             threads: self.load.n_threads(),
             weights: self.load.memory.describe(file),
             kv: model.capacity().layout.ty.to_string(),
+            drafter: file.drafter.as_ref().map(|drafter| drafter.name.clone()),
             repetitions: self.repetitions,
         }
     }
@@ -250,14 +292,16 @@ fn bytes_per_pass(file: &ModelFile, layout: &KvLayout, work: Work) -> Option<u64
         .filter(|t| is_tied || t.name != "token_embd.weight")
         .map(|t| t.data.len() as u64)
         .sum::<u64>();
-    let keys = layout.classes.iter().map(|class| {
+    // Those of a drafter are only written.
+    let keys = [PageClass::Full, PageClass::Sliding].map(|class| {
+        let class = layout.classes[class as usize];
         // A row sees itself and those before it.
         let window = class.window.map_or(usize::MAX, |w| w as usize);
         let seen: usize = (depth + 1..=depth + n_tokens).map(|n| n.min(window)).sum();
         let row_bytes = 2 * class.n_head_kv * class.head_dim * layout.ty.bytes();
         (class.n_layer * seen * row_bytes) as u64
     });
-    Some(weights + keys.sum::<u64>() * n_sequences as u64 / n_tokens as u64)
+    Some(weights + keys.iter().sum::<u64>() * n_sequences as u64 / n_tokens as u64)
 }
 
 /// Memory of this process beside the weights, where the system says it.

@@ -3,6 +3,7 @@
 
 mod bench;
 mod chat;
+mod draft;
 mod fault;
 mod input;
 mod inspect;
@@ -46,7 +47,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(run::Args),
+    Run(Box<run::Args>),
     Serve(Box<serve::Args>),
     Inspect(inspect::Args),
     Tokenize(tokenize::Args),

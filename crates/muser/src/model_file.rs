@@ -8,9 +8,12 @@ use cpu::pool::MAX_THREADS;
 use cpu::{Cpu, CpuOptions, Isa};
 use cuda::{Cuda, CudaOptions};
 use gguf::{Bytes, Gguf, TensorType};
-use model::{Backend, Config, Forward, KvType, Model, Options, Reference};
+use model::kv::KvLayout;
+use model::{
+    Backend, Config, DrafterConfig, Forward, KvType, Model, Options, Reference, WindowConvention,
+};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Once};
 use text::Tokenizer;
@@ -33,6 +36,24 @@ pub struct ModelFile {
     pub name: String,
     /// Is it the model that is part of the program?
     pub is_bundled: bool,
+    /// What drafts for it.
+    pub drafter: Option<DrafterFile>,
+}
+
+/// An opened drafter file.
+pub struct DrafterFile {
+    pub gguf: Gguf,
+    /// The path.
+    pub name: String,
+}
+
+impl DrafterFile {
+    /// Its numbers.
+    pub fn config(&self) -> anyhow::Result<DrafterConfig> {
+        let config =
+            DrafterConfig::from_metadata(self.gguf.metadata(), WindowConvention::default());
+        config.with_context(|| format!("cannot draft with {}", self.name))
+    }
 }
 
 impl ModelArgs {
@@ -43,11 +64,13 @@ impl ModelArgs {
                 gguf: Gguf::open(path).context("cannot open the model")?,
                 name: path.display().to_string(),
                 is_bundled: false,
+                drafter: None,
             }),
             None => Ok(ModelFile {
                 gguf: Gguf::from_bytes(Bytes::from(BUNDLED))?,
                 name: "nano-glimmer (bundled)".to_string(),
                 is_bundled: true,
+                drafter: None,
             }),
         }
     }
@@ -59,6 +82,21 @@ impl ModelFile {
         let tokenizer = Tokenizer::from_metadata(self.gguf.metadata());
         let tokenizer = tokenizer.with_context(|| format!("tokenizer of {}", self.name))?;
         Ok(Arc::new(tokenizer))
+    }
+
+    /// Sizes of pages for a model of `config`, and for its drafter.
+    fn kv_layout(&self, config: &Config, kv: Kv) -> anyhow::Result<KvLayout> {
+        let layout = config.kv_layout(kv.into());
+        match &self.drafter {
+            Some(drafter) => Ok(layout.with_drafter(&drafter.config()?)),
+            None => Ok(layout),
+        }
+    }
+
+    /// Bytes of all weights.
+    fn weight_bytes(&self) -> u64 {
+        let drafter = self.drafter.as_ref();
+        self.gguf.data_bytes() + drafter.map_or(0, |drafter| drafter.gguf.data_bytes())
     }
 
     /// The text of a metadata key, if it has that type.
@@ -250,7 +288,7 @@ impl MemoryArgs {
     /// Warns if weights and `kv_bytes` of keys and values do not fit the memory.
     fn warn_if_short(&self, file: &ModelFile, kv_bytes: u64) {
         let memory_bytes = memory_bytes();
-        let weight_bytes = file.gguf.data_bytes();
+        let weight_bytes = file.weight_bytes();
         if memory_bytes == 0 || weight_bytes.saturating_add(kv_bytes) <= memory_bytes {
             return;
         }
@@ -303,6 +341,19 @@ impl LoadArgs {
         let applied = self.memory.apply(&mut file.gguf);
         applied.context("cannot open the model")?;
         Ok(file)
+    }
+
+    /// The same for the file of a drafter.
+    pub fn open_drafter(&self, path: &Path) -> anyhow::Result<DrafterFile> {
+        let open = || {
+            let mut gguf = Gguf::open(path)?;
+            self.memory.apply(&mut gguf)?;
+            anyhow::Ok(gguf)
+        };
+        Ok(DrafterFile {
+            gguf: open().context("cannot open the drafter")?,
+            name: path.display().to_string(),
+        })
     }
 
     /// Names flags that do nothing here.
@@ -388,11 +439,11 @@ impl LoadArgs {
         const RESERVE_BYTES: u64 = 3 << 29;
         let be = cuda(ordinal)?;
         let config = Config::from_metadata(file.gguf.metadata())?;
-        let layout = config.kv_layout(self.kv.into());
+        let layout = file.kv_layout(&config, self.kv)?;
         let n_slabs = layout.slabs_for(n_tokens.min(config.n_ctx), be.caps().max_rows);
         let kv_bytes = n_sequences.saturating_mul(n_slabs * layout.slab_bytes()) as u64;
         let (free_bytes, _) = be.memory_bytes()?;
-        let weight_bytes = file.gguf.data_bytes();
+        let weight_bytes = file.weight_bytes();
         ensure!(
             weight_bytes
                 .saturating_add(kv_bytes)
@@ -443,7 +494,7 @@ impl LoadArgs {
                 kv_bytes.unwrap_or_else(|| {
                     let free = match memory_bytes {
                         0 => u64::MAX,
-                        memory => memory.saturating_sub(file.gguf.data_bytes()) / 2,
+                        memory => memory.saturating_sub(file.weight_bytes()) / 2,
                     };
                     bytes.saturating_mul(n_sequences as u64).min(free)
                 })
@@ -478,7 +529,7 @@ impl LoadArgs {
     ) -> anyhow::Result<Model<B>> {
         let load = || {
             let config = Config::from_metadata(file.gguf.metadata())?;
-            let layout = config.kv_layout(self.kv.into());
+            let layout = file.kv_layout(&config, self.kv)?;
             let n_slabs = layout.slabs_for(n_tokens.min(config.n_ctx), be.caps().max_rows);
             let options = Options {
                 kv: self.kv.into(),
@@ -490,9 +541,14 @@ impl LoadArgs {
                     self.memory.warn_if_short(file, options.kv_bytes)
                 }
             }
-            Model::load_as(be, &file.gguf, config, options)
+            anyhow::Ok(Model::load_as(be, &file.gguf, config, options)?)
         };
-        load().with_context(|| format!("cannot load {}", file.name))
+        let mut model = load().with_context(|| format!("cannot load {}", file.name))?;
+        if let Some(DrafterFile { gguf, name }) = &file.drafter {
+            let attached = model.attach_drafter(gguf, WindowConvention::default());
+            attached.with_context(|| format!("cannot draft with {name}"))?;
+        }
+        Ok(model)
     }
 
     /// The instruction set in use, of a device that has a choice.

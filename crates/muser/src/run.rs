@@ -8,6 +8,7 @@
 //! terminal gets is not always what a pipe gets: `terminal.rs` has the rule.
 
 use crate::chat::{ChatArgs, now, prompt_tokens};
+use crate::draft::{self, DraftArgs};
 use crate::input::{read_text, read_text_file};
 use crate::interrupt;
 use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
@@ -35,6 +36,7 @@ use text::{
     muser run \"Tell me a story about a lighthouse\"\n  \
     muser run --reasoning low --seed 7 \"Name four fruits.\"\n  \
     muser run --model SmolLM2-135M-Instruct.Q4_1.gguf \"What is the capital of France?\"\n  \
+    muser run --draft nano-glimmer-dflash-q8_0.gguf \"Tell me a story.\"\n  \
     git diff | muser run --system \"Review this change.\" -\n  \
     muser run --raw --max-tokens 40 \"Once upon a time\"\n  \
     muser run --json --temperature 0 \"Hello\" | jq .content\n  \
@@ -50,6 +52,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     load: LoadArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Text of the system message [default: the template's own]
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
@@ -84,7 +88,8 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let prompt = args.prompt()?;
-    let file = args.load.open(&args.model)?;
+    let mut file = args.load.open(&args.model)?;
+    args.draft.open(&args.load, &mut file)?;
     let tokenizer = file.tokenizer()?;
     let (tokens, format) = args.tokens(&file, &tokenizer, &prompt)?;
     let (mut guide, reader) = args.turn(&tokenizer, format)?;
@@ -98,6 +103,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         logprobs: None,
     };
     let mut engine = Engine::new(model, args.load.ctx)?;
+    engine.speculate(args.draft.speculation())?;
     if !args.json {
         print_start(args, &file, &engine, &sampling);
     }
@@ -117,6 +123,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         None => with_remedy(error, &engine),
     })?;
     answer.finish()?;
+    if let Some(why) = engine.speculation_stopped() {
+        terminal::warn(&format!("nothing was drafted any more: {why}"));
+    }
     if args.json {
         let report = answer.report(&file, &tokens, &request.sampling, &done);
         terminal::print_line(format_args!("{report:#}"))?;
@@ -218,7 +227,7 @@ fn print_start(args: &Args, file: &ModelFile, engine: &Engine, sampling: &Sampli
     };
     remark(&format!(
         "{title} | {} | {} | {} | weights {} | kv {} | context {} | up to {} beside the weights at \
-         full context | {} ({})",
+         full context | speculation {} | {} ({})",
         model.config().architecture.name(),
         file.quantization(),
         model.caps().device,
@@ -226,6 +235,7 @@ fn print_start(args: &Args, file: &ModelFile, engine: &Engine, sampling: &Sampli
         model.capacity().layout.ty,
         engine.n_ctx(),
         terminal::bytes(model.capacity().bytes()),
+        draft::describe(engine.speculation().as_ref(), file),
         describe(&sampling.settings),
         sampling.origin,
     ));
@@ -357,8 +367,19 @@ impl Answer {
 
     fn print_figures(&self, done: &Generation, seed: u64) {
         let ended = self.ended(done);
+        let speculation = &done.speculation;
+        let drafted = match speculation.rounds {
+            0 => String::new(),
+            rounds => format!(
+                " | {} of {} accepted in {}, {:.2} a round with the one behind",
+                speculation.accepted,
+                count(speculation.drafted as usize, "drafted token"),
+                count(rounds as usize, "round"),
+                speculation.tokens_per_round(),
+            ),
+        };
         remark(&format!(
-            "prompt {}, {:.1} tokens/s | generated {}, {:.1} tokens/s | {ended} | seed {seed}",
+            "prompt {}, {:.1} tokens/s | generated {}, {:.1} tokens/s{drafted} | {ended} | seed {seed}",
             count(done.n_prefill, "token"),
             done.prefill_rate(),
             done.n_generated,
@@ -398,6 +419,9 @@ impl Answer {
                 "decode_tokens": done.n_generated,
                 "decode_ms": terminal::rounded(done.decode.as_secs_f64() * 1e3),
                 "decode_tokens_per_second": terminal::rounded(done.decode_rate()),
+                "draft_rounds": done.speculation.rounds,
+                "drafted_tokens": done.speculation.drafted,
+                "accepted_tokens": done.speculation.accepted,
             },
         })
     }

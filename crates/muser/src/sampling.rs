@@ -12,6 +12,9 @@ use clap::Args;
 use engine::{SampleError, SamplerSettings};
 use gguf::{Metadata, Value, shown};
 use model::Architecture;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 use text::Tokenizer;
 
 /// What the file's sampling keys begin with.
@@ -33,60 +36,84 @@ const KEYS: [(&str, &str); 8] = [
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Divides the logits before the draw; 0 always takes the likeliest token [default: the model's]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = number)]
     pub temperature: Option<f32>,
     /// Keep the K likeliest tokens (0: all) [default: the model's]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = count)]
     pub top_k: Option<u32>,
     /// Keep the likeliest tokens that add up to P (1: all) [default: the model's]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub top_p: Option<f32>,
     /// Keep tokens at least P times as likely as the likeliest (0: all) [default: the model's]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub min_p: Option<f32>,
     /// Keep the most typical tokens that add up to P (1: all) [default: 1]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub typical_p: Option<f32>,
     /// Keep logits within N standard deviations of the highest (0: all) [default: 0]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub top_n_sigma: Option<f32>,
     /// Chance that XTC drops all but the least likely top choice (0: never) [default: the model's]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub xtc_probability: Option<f32>,
     /// Probability from which a token is a top choice for XTC [default: the model's, else 0.1]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number)]
     pub xtc_threshold: Option<f32>,
     /// Penalty on tokens used before (1: none) [default: the model's]
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", value_parser = number)]
     pub repeat_penalty: Option<f32>,
     /// Tokens that penalties look back (-1: all) [default: the model's, else 64]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = last_n)]
     pub repeat_last_n: Option<i32>,
     /// Penalty per earlier use of a token (0: none) [default: 0]
-    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = number)]
     pub frequency_penalty: Option<f32>,
     /// Penalty on any earlier use of a token (0: none) [default: 0]
-    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = number)]
     pub presence_penalty: Option<f32>,
     /// Strength of the DRY penalty on repeated passages (0: none) [default: 0]
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", value_parser = number)]
     pub dry_multiplier: Option<f32>,
     /// Base of the DRY penalty, to the power of the repeated length [default: 1.75]
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", value_parser = number)]
     pub dry_base: Option<f32>,
     /// Longest repeated passage, in tokens, that DRY leaves alone [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub dry_allowed_length: Option<u32>,
     /// Tokens that DRY looks back (-1: all) [default: -1]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = last_n)]
     pub dry_last_n: Option<i32>,
     /// Text across which DRY matches nothing; may be given several times [default: line feed,
     /// colon, double quote, asterisk]
     #[arg(long, value_name = "TEXT")]
     pub dry_breaker: Vec<String>,
-    /// Seed of the draws [default: a new one each time, printed at the end]
-    #[arg(long, value_name = "N")]
+    /// Seed of the draws [default: a new one for each answer]
+    #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
+}
+
+/// A number on the command line.
+fn number(text: &str) -> Result<f32, String> {
+    text.parse().map_err(|_| "expected a number".to_string())
+}
+
+fn count(text: &str) -> Result<u32, String> {
+    whole(text, u32::MIN..=u32::MAX)
+}
+
+fn last_n(text: &str) -> Result<i32, String> {
+    whole(text, i32::MIN..=i32::MAX)
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    whole(text, u64::MIN..=u64::MAX)
+}
+
+/// A whole number on the command line.
+fn whole<T: FromStr + Display>(text: &str, range: RangeInclusive<T>) -> Result<T, String> {
+    let (least, most) = range.into_inner();
+    text.parse()
+        .map_err(|_| format!("expected a whole number, {least} to {most}"))
 }
 
 /// Settings, and where they come from, for the start line.
@@ -419,6 +446,27 @@ mod tests {
         ] {
             let error = settings(&[flag, value]).expect_err(message);
             assert_eq!(error.to_string(), message);
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused_with_what_it_can_be() {
+        for (flag, value, expected) in [
+            ("--temperature", "hot", "expected a number"),
+            ("--top-k", "-1", "expected a whole number, 0 to 4294967295"),
+            (
+                "--repeat-last-n",
+                "1.5",
+                "expected a whole number, -2147483648 to 2147483647",
+            ),
+            (
+                "--dry-allowed-length",
+                "4294967296",
+                "expected a whole number, 0 to 4294967295",
+            ),
+        ] {
+            let error = settings(&[flag, value]).expect_err(expected).to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 

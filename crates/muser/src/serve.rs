@@ -5,6 +5,7 @@
 //! before the model is loaded, so that `/health` can say `starting`.
 
 use crate::chat::ChatArgs;
+use crate::draft::{self, DraftArgs};
 use crate::model_file::{LoadArgs, ModelArgs, ModelFile};
 use crate::sampling::{Sampling, SamplingArgs, describe};
 use crate::terminal::{self, remark};
@@ -34,6 +35,7 @@ const DIGESTED_BYTES: usize = 64 << 10;
     muser serve --model model.gguf --alias gpt-4o --ctx 32768 --sequences 8\n  \
     muser serve --model model.gguf --host 0.0.0.0 --api-key-file keys.txt \\\n      \
     --tls-cert cert.pem --tls-key key.pem\n  \
+    muser serve --model model.gguf --draft drafter.gguf\n  \
     muser serve --port 0 --json | jq -r .url\n\n\
     Then:\n  \
     curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\\n      \
@@ -44,10 +46,12 @@ pub struct Args {
     model: ModelArgs,
     /// Name that requests may ask for; may be given several times, answers bear the first
     /// [default: the file's name without .gguf]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = name)]
     alias: Vec<String>,
     #[command(flatten)]
     load: LoadArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -77,10 +81,10 @@ struct EngineArgs {
     queue: usize,
     /// Memory for keys and values, as 8GiB [default: what the sequences can take, up to half of
     /// the memory beside the weights]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     kv_memory: Option<ByteSize>,
     /// Of that, most that the prefix cache keeps of earlier prompts; 0 turns it off [default: half]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     prefix_cache: Option<ByteSize>,
 }
 
@@ -89,7 +93,12 @@ struct EngineArgs {
 #[command(next_help_heading = "Network")]
 struct NetworkArgs {
     /// Address to listen on; one that other machines reach needs --api-key-file or --insecure
-    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST),
+        value_parser = address
+    )]
     host: IpAddr,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
@@ -116,7 +125,7 @@ struct NetworkArgs {
 #[command(next_help_heading = "Limits")]
 struct LimitArgs {
     /// Bytes of a request
-    #[arg(long, value_name = "BYTES", default_value = "64MiB")]
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = body_bytes)]
     max_body: ByteSize,
     /// Seconds until a request's headers are there
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds)]
@@ -170,6 +179,30 @@ fn at_least_1(text: &str) -> Result<usize, String> {
     }
 }
 
+fn name(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("expected one character or more".to_string()),
+        name => Ok(name.to_string()),
+    }
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    let expected = "expected an IP address, such as 127.0.0.1 or 0.0.0.0 (all of this machine)";
+    text.parse().map_err(|_| expected.to_string())
+}
+
+fn bytes(text: &str) -> Result<ByteSize, String> {
+    let expected = "expected a number of bytes, such as 512MiB or 8GiB";
+    text.parse().map_err(|_| expected.to_string())
+}
+
+fn body_bytes(text: &str) -> Result<ByteSize, String> {
+    match bytes(text)? {
+        ByteSize(0) => Err("expected 1 byte or more".to_string()),
+        size => Ok(size),
+    }
+}
+
 fn seconds(text: &str) -> Result<u64, String> {
     at_least_1(text).map(|n| n as u64)
 }
@@ -178,9 +211,17 @@ fn seconds(text: &str) -> Result<u64, String> {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     args.log.begin();
     let settings = args.settings()?;
+    if let Err(server::Error::OpenAddress { address }) = settings.check() {
+        bail!(
+            "--host: found {}, which other machines can reach, expected a loopback address such \
+             as 127.0.0.1, or --api-key-file FILE or --insecure beside it",
+            address.ip()
+        );
+    }
     let server = Server::start(settings.clone())?;
     server.stop_on_signals()?;
-    let file = args.load.open(&args.model)?;
+    let mut file = args.load.open(&args.model)?;
+    args.draft.open(&args.load, &mut file)?;
     let tokenizer = file.tokenizer()?;
     let template = match has_template(args, &file) {
         true => Some(args.chat.template(&file, &tokenizer)?),
@@ -213,6 +254,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         names: &names,
         info: service.handle().info().clone(),
         sampling: &sampling,
+        seed: args.sampling.seed,
         has_chat: has_template(args, &file),
         settings: &settings,
         url: url(server.address(), args.network.tls_cert.is_some()),
@@ -266,7 +308,9 @@ impl LogArgs {
             LogLevel::Debug => LevelFilter::DEBUG,
         };
         // What libraries say about their insides is for those who write them.
-        let ours = Targets::new().with_target("server", level);
+        let ours = Targets::new()
+            .with_target("server", level)
+            .with_target("engine", level);
         let format = tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
@@ -305,6 +349,7 @@ fn start_engine(
         queue: args.engine.queue,
         prefix_cache_bytes: prefix_cache.unwrap_or(kv_bytes / 2),
         identity,
+        speculation: args.draft.speculation(),
     };
     Service::start(model, settings).context("cannot start the engine")
 }
@@ -322,17 +367,21 @@ fn names(aliases: &[String], file: &ModelFile) -> Vec<String> {
 }
 
 /// A digest of what determines the keys and values of a prompt: header, tensor
-/// directory, both ends of every tensor, the device's arithmetic, this program.
+/// directory, both ends of every tensor, those of a drafter as well, the device's
+/// arithmetic, this program.
 fn identity(file: &ModelFile, model: &dyn Forward) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
-    for header in file.gguf.headers() {
-        hasher.update(header);
-    }
-    for tensor in file.gguf.tensors() {
-        let bytes: &[u8] = &tensor.data;
-        let n = bytes.len().min(DIGESTED_BYTES);
-        hasher.update(&bytes[..n]);
-        hasher.update(&bytes[bytes.len() - n..]);
+    let drafter = file.drafter.as_ref().map(|drafter| &drafter.gguf);
+    for gguf in [&file.gguf].into_iter().chain(drafter) {
+        for header in gguf.headers() {
+            hasher.update(header);
+        }
+        for tensor in gguf.tensors() {
+            let bytes: &[u8] = &tensor.data;
+            let n = bytes.len().min(DIGESTED_BYTES);
+            hasher.update(&bytes[..n]);
+            hasher.update(&bytes[bytes.len() - n..]);
+        }
     }
     let settings = [
         env!("CARGO_PKG_VERSION").to_string(),
@@ -357,6 +406,8 @@ struct Start<'a> {
     names: &'a [String],
     info: Info,
     sampling: &'a Sampling,
+    /// That of `--seed`.
+    seed: Option<u64>,
     has_chat: bool,
     settings: &'a Settings,
     url: String,
@@ -391,12 +442,20 @@ impl Start<'_> {
             bytes => format!("prefix cache up to {}", terminal::bytes(bytes)),
         };
         remark(&format!(
-            "{sequences} sequences, {queue} more may wait | keys and values up to {} | {cache} | \
-             speculation off ({NO_SPECULATION})",
+            "{sequences} sequences, {queue} more may wait | keys and values up to {} | {cache}",
             terminal::bytes(kv_capacity_bytes),
         ));
+        let speculation = draft::describe(self.info.speculation.as_ref(), self.file);
+        remark(&format!("speculation {speculation}"));
         let sampling = describe(&self.sampling.settings);
-        remark(&format!("sampling {sampling} ({})", self.sampling.origin));
+        let seed = match self.seed {
+            Some(seed) => format!("seed {seed} where a request has none"),
+            None => "a new seed for each request that has none".to_string(),
+        };
+        remark(&format!(
+            "sampling {sampling} ({}) | {seed}",
+            self.sampling.origin
+        ));
         if !self.sampling.not_honoured.is_empty() {
             let keys = self.sampling.not_honoured.join(", ");
             remark(&format!("not honoured of the file: {keys}"));
@@ -436,6 +495,19 @@ impl Start<'_> {
         )
     }
 
+    fn speculation(&self) -> serde_json::Value {
+        let drafter = self.file.drafter.as_ref();
+        match self.info.speculation {
+            None => json!({ "is_on": false, "why": draft::OFF }),
+            Some(info) => json!({
+                "is_on": true,
+                "drafts": info.source,
+                "drafter": drafter.map(|drafter| drafter.name.as_str()),
+                "draft_max": info.most,
+            }),
+        }
+    }
+
     fn json(&self) -> serde_json::Value {
         let limits = &self.settings.limits;
         json!({
@@ -450,10 +522,11 @@ impl Start<'_> {
             "queue": self.info.queue,
             "kv_bytes": self.info.kv_capacity_bytes,
             "prefix_cache_bytes": self.info.prefix_cache_bytes,
-            "speculation": { "is_on": false, "why": NO_SPECULATION },
+            "speculation": self.speculation(),
             "sampling": {
                 "settings": describe(&self.sampling.settings),
                 "origin": self.sampling.origin,
+                "seed": self.seed,
             },
             "has_chat": self.has_chat,
             "limits": {
@@ -469,6 +542,3 @@ impl Start<'_> {
         })
     }
 }
-
-/// Why nothing is drafted.
-const NO_SPECULATION: &str = "no drafter is loaded";

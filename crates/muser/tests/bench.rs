@@ -325,3 +325,40 @@ fn a_walk_over_a_damaged_file_is_an_error() {
     assert_eq!(outcome.code, 1, "{}", outcome.stdout);
     assert!(outcome.stderr.contains("not finite"), "{}", outcome.stderr);
 }
+
+#[test]
+fn drafts_and_rounds_are_measured() {
+    let drafter = testing::bundled("nano-glimmer-dflash-q8_0.gguf");
+    let drafter = drafter.display().to_string();
+    let works = |draft: &str| {
+        let flags = [
+            "bench", "--json", "-p", "0", "-n", "2", "-r", "1", "-b", "2",
+        ];
+        let outcome = muser(&[&flags[..], &["--draft", draft, "--draft-max", "3"]].concat());
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        let report: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        let lines = report["lines"].as_array().expect("lines").clone();
+        lines
+            .into_iter()
+            .map(|line| {
+                assert!(line["tokens_per_second"].as_f64() > Some(0.0), "{line}");
+                let n = |key: &str| line[key].as_u64();
+                let work = line["work"].as_str().expect("a word").to_string();
+                (work, n("n_drafted"), n("n_tokens"))
+            })
+            .collect::<Vec<_>>()
+    };
+    let line = |work: &str, n_drafted, n_tokens| (work.to_string(), n_drafted, Some(n_tokens));
+    let [decode, draft, round] = [
+        line("decode", None, 2),
+        line("draft", Some(3), 6),
+        line("round", Some(3), 2),
+    ];
+    assert_eq!(works(&drafter), [decode.clone(), draft, round.clone()]);
+    assert_eq!(works("ngram"), [decode, round]);
+    check_error(
+        &["bench", "--draft", &drafter, "--draft-max", "16"],
+        b"",
+        "--draft-max: found 16, expected 1 to 15",
+    );
+}

@@ -49,8 +49,8 @@ fn the_answer_is_all_of_stdout() {
     assert_eq!(
         lines[0],
         "nano-glimmer (bundled) | muse-glimmer | Q8_0 | reference (scalar f32) | weights in the \
-         program | kv f16 | context 2048 | up to 20.52 MiB beside the weights at full context | greedy, min-p 0.05 (of the \
-         bundled model, changed by flags)"
+         program | kv f16 | context 2048 | up to 20.52 MiB beside the weights at full context | speculation off (no \
+         --draft) | greedy, min-p 0.05 (of the bundled model, changed by flags)"
     );
     let figures = lines[1];
     assert!(figures.starts_with("prompt 66 tokens, "), "{figures}");
@@ -114,6 +114,56 @@ fn json_holds_everything() {
             .expect("a rate")
             > 0.0
     );
+}
+
+/// They change how fast an answer comes, and nothing else.
+#[test]
+fn drafts_change_no_answer() {
+    let drafter = testing::bundled("nano-glimmer-dflash-q8_0.gguf");
+    let drafter = drafter.display().to_string();
+    let answer = |sampling: &[&str], draft: &[&str]| {
+        let args = ["run", "--json", "-n", "48", "Tell me a story about a fox."];
+        let outcome = muser(&[&args[..], &DATE, sampling, draft].concat());
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
+        let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        let drafted = report["timings"]["drafted_tokens"].as_u64();
+        let said =
+            ["content", "reasoning_content", "ended", "usage"].map(|key| report[key].clone());
+        (said, drafted.expect("a count"))
+    };
+    for sampling in [&["--temperature", "0"][..], &["--seed", "3"]] {
+        let (expected, drafted) = answer(sampling, &[]);
+        assert_eq!(drafted, 0);
+        let (found, drafted) = answer(sampling, &["--draft", &drafter, "--draft-max", "7"]);
+        assert_eq!(found, expected);
+        assert!(drafted > 0, "every length is tried");
+        let (found, _) = answer(sampling, &["--draft", "ngram"]);
+        assert_eq!(found, expected);
+    }
+    let with = |draft: &str, most: &str| {
+        muser(&[
+            "run",
+            "-n",
+            "3",
+            "--draft",
+            draft,
+            "--draft-max",
+            most,
+            "Hello",
+        ])
+    };
+    let outcome = with(&drafter, "7");
+    let start = outcome.stderr.lines().next().expect("a start line");
+    let speculation = format!("| speculation DFlash ({drafter}), up to 7 tokens a draft |");
+    assert!(start.contains(&speculation), "{start}");
+    let outcome = with(&drafter, "16");
+    let expected = "error: drafts of up to 16 tokens, expected 1 to 15\n";
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (1, expected));
+    // A drafter of another model.
+    let outcome = with(&oracle("dflash-nano-f32.gguf"), "7");
+    let expected = "the drafter does not fit the model: the width of the residual stream is 64 in \
+                    the drafter, 256 in the model";
+    assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
 }
 
 #[test]

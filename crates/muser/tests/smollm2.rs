@@ -6,7 +6,10 @@
 //! meet closely, and llama.cpp's answers, whose 8-bit activations move
 //! log-probabilities by 0.1 on average and by 1.2 at most.
 
-use engine::{Engine, LogProbs, Sequence};
+mod drafts;
+
+use drafts::{Case, answers, cases, check_equal, end, service};
+use engine::{Drafts, Engine, LogProbs, Sequence, Speculation};
 use gguf::Gguf;
 use model::{KvType, Model, Options, Reference, RowOutput, Want};
 use serde_json::Value;
@@ -131,4 +134,31 @@ fn log_probabilities_equal_the_exact_ones_and_stay_near_llamacpps() {
     assert!(clear >= 100, "only {clear} steps have a clear best token");
     let mean = differences.iter().sum::<f64>() / differences.len() as f64;
     assert!(mean <= LLAMACPP_MEAN_BOUND, "mean difference {mean:.3}");
+}
+
+/// Drafts from the text itself, for a model without a drafter.
+#[test]
+fn looked_up_drafts_change_no_answer() {
+    let file = model_file();
+    let (n, max_tokens, lengths) = match cfg!(feature = "whole-product") {
+        true => (50, 256, (1..=15).collect()),
+        false => (6, 40, vec![3, 10]),
+    };
+    let cases = cases(&file, n);
+    let cases: Vec<&Case> = cases.iter().collect();
+    let (plain, handle) = service(&file, None, Speculation::default());
+    let expected: Vec<_> = answers(&handle, &cases, max_tokens, 1, None)
+        .into_iter()
+        .map(|(answer, _)| answer)
+        .collect();
+    end(plain, &handle);
+    for length in lengths {
+        let speculation = Speculation {
+            drafts: Drafts::NGram,
+            least: length,
+            most: Some(length),
+        };
+        let metrics = check_equal((&file, None), speculation, &cases, (max_tokens, &expected));
+        assert!(metrics.speculation.accepted > 0, "{length} drafted");
+    }
 }

@@ -18,6 +18,15 @@ use utoipa::ToSchema;
 /// as long, and the exact time nobody knows.
 const RETRY_SECONDS: u32 = 1;
 
+/// What the log says of an error: no message, since that may quote the request.
+#[derive(Clone, Debug)]
+pub(crate) struct LoggedError {
+    /// The word for programs.
+    pub(crate) code: Option<&'static str>,
+    /// The field that is meant.
+    pub(crate) param: Option<String>,
+}
+
 /// Why a request was refused or failed.
 #[derive(Clone, Debug)]
 pub struct ApiError {
@@ -209,6 +218,10 @@ impl From<&engine::Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
+        response.extensions_mut().insert(LoggedError {
+            code: self.detail.code,
+            param: self.detail.param,
+        });
         if self.is_retryable {
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));

@@ -6,7 +6,7 @@
 //! fields and those that every generation has, and a field is unknown only if
 //! neither part has it. (`#[serde(flatten)]` would hide unknown fields.)
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, found};
 use crate::app::App;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{FromRequest, Request};
@@ -14,6 +14,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;
 use serde_json::{Map, Value};
+use serde_path_to_error::Segment;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -163,18 +164,88 @@ fn part<T: DeserializeOwned>(bytes: &[u8]) -> Result<Part<T>, ApiError> {
     let value = serde_ignored::deserialize(tracked, |path| {
         unknown.insert(shown_path(&path));
     });
-    let value = value.map_err(|error| {
-        let path = track.path().to_string();
-        match error.classify() {
-            serde_json::error::Category::Data if path != "." => {
-                ApiError::invalid(&path, format!("{path}: {error}"))
-            }
-            _ => ApiError::bad("invalid_json", None, format!("body: {error}")),
-        }
+    let value = value.map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => wrong_value(bytes, &track.path(), &error),
+        _ => ApiError::bad("invalid_json", None, format!("body: {error}")),
     })?;
     let end = json.end();
     end.map_err(|error| ApiError::bad("invalid_json", None, format!("body: {error}")))?;
     Ok(Part { value, unknown })
+}
+
+/// The error of a value of the wrong type, in the words of JSON. serde's are
+/// those of Rust, and it repeats the value, however long that is.
+fn wrong_value(
+    bytes: &[u8],
+    path: &serde_path_to_error::Path,
+    error: &serde_json::Error,
+) -> ApiError {
+    let text = error.to_string();
+    let text = text
+        .rsplit_once(" at line ")
+        .map_or(&*text, |(text, _)| text);
+    let place = match path.to_string().as_str() {
+        "." => String::new(),
+        place => place.to_string(),
+    };
+    let missing = text.strip_prefix("missing field `");
+    if let Some(field) = missing.and_then(|field| field.strip_suffix('`')) {
+        let separator = if place.is_empty() { "" } else { "." };
+        return ApiError::value(format!("{place}{separator}{field}"), "none", "a value");
+    }
+    let expected = text.rsplit_once("expected ").map(|(_, expected)| expected);
+    match (expected, place.is_empty()) {
+        (Some(expected), false) => {
+            let body = serde_json::from_slice(bytes).unwrap_or_default();
+            // Quoted, since a number in quotes is a frequent mistake.
+            let found = match value_at(&body, path) {
+                Some(Value::String(text)) => format!("\"{}\"", gguf::shown(text)),
+                other => found(other),
+            };
+            ApiError::value(&place, found, in_json(expected))
+        }
+        (Some(_), true) => {
+            let body: Value = serde_json::from_slice(bytes).unwrap_or_default();
+            let message = format!("body: found {}, expected a JSON object", found(Some(&body)));
+            ApiError::bad("invalid_json", None, message)
+        }
+        (None, false) => ApiError::invalid(&place, format!("{place}: {text}")),
+        (None, true) => ApiError::bad("invalid_json", None, format!("body: {text}")),
+    }
+}
+
+/// The value that a path leads to.
+fn value_at<'v>(root: &'v Value, path: &serde_path_to_error::Path) -> Option<&'v Value> {
+    path.iter().try_fold(root, |value, step| match step {
+        Segment::Seq { index } => value.get(index),
+        Segment::Map { key } => value.get(key),
+        // A step inside of Rust's types.
+        Segment::Enum { .. } | Segment::Unknown => Some(value),
+    })
+}
+
+/// What serde expected, as one says it of JSON.
+fn in_json(expected: &str) -> String {
+    let plain = match expected {
+        "a boolean" => "true or false",
+        "f32" | "f64" => "a number",
+        "i32" => "a whole number of 32 bits",
+        "i64" => "a whole number of 64 bits",
+        "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        name if name.starts_with("struct ") => "an object",
+        // The variants of an enum.
+        names => {
+            let names = names.strip_prefix("one of ").unwrap_or(names);
+            let names = names.replace('`', "");
+            return match names.rsplit_once(", ").filter(|_| expected.contains('`')) {
+                Some((first, last)) => format!("{first} or {last}"),
+                None => names,
+            };
+        }
+    };
+    plain.to_string()
 }
 
 /// `a.b[0].c`, without the steps that are not in the JSON.

@@ -71,7 +71,10 @@ pub enum Error {
         line: usize,
     },
     /// An origin could not stand in a header.
-    #[error("CORS origin: found \"{found}\", expected * or an origin such as https://example.org")]
+    #[error(
+        "CORS origin: found \"{found}\", expected * or scheme, host and port alone, such as \
+         https://example.org"
+    )]
     CorsOrigin {
         /// The origin.
         found: String,

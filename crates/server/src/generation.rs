@@ -60,6 +60,26 @@ pub const REFUSED: &[Refused] = &[
         neutral: &[],
         advice: "its name here is grammar (Lark)",
     },
+    Refused {
+        name: "guided_choice",
+        neutral: &[],
+        advice: "use regex, such as red|green",
+    },
+    Refused {
+        name: "structured_outputs",
+        neutral: &["{}"],
+        advice: "use response_format, regex or grammar",
+    },
+    Refused {
+        name: "stop_token_ids",
+        neutral: &["[]"],
+        advice: "use stop",
+    },
+    Refused {
+        name: "dry_last_n",
+        neutral: &[],
+        advice: "its name here is dry_penalty_last_n",
+    },
 ];
 
 /// The fields.

@@ -105,6 +105,11 @@ impl Collector for Engine {
                 &metrics.token_interval,
             ),
             ("pass_time", "Passes of the model", &metrics.pass_time),
+            (
+                "draft_time",
+                "Making the drafts of a pass",
+                &metrics.draft_time,
+            ),
         ] {
             encode_times(&mut encoder, name, help, histogram)?;
         }
@@ -155,6 +160,21 @@ fn encode_counters(
             "Rows computed anew after that",
             m.recomputed_tokens,
         ),
+        (
+            "draft_rounds",
+            "Drafts that were verified",
+            m.speculation.rounds,
+        ),
+        (
+            "drafted_tokens",
+            "Tokens of these drafts",
+            m.speculation.drafted,
+        ),
+        (
+            "accepted_tokens",
+            "Those of them that were right",
+            m.speculation.accepted,
+        ),
         ("passes", "Passes of the model", m.passes),
         ("rows", "Rows of all passes", m.rows),
     ] {
@@ -182,6 +202,12 @@ fn encode_gauges(
             "Sequences that wait",
             None,
             m.waiting as u64,
+        ),
+        (
+            "speculation_stopped",
+            "Was speculation given up for good?",
+            None,
+            m.speculation_stopped.is_some().into(),
         ),
         ("pages_used", "Pages in use", None, m.pages_used as u64),
         (

@@ -136,7 +136,10 @@ impl ServedModel {
                 "model_not_found",
                 format!(
                     "model: found {}, expected {}",
-                    gguf::shown(name),
+                    match name {
+                        "" => "an empty name".to_string(),
+                        name => gguf::shown(name),
+                    },
                     self.names.join(" or ")
                 ),
             )),

@@ -1,7 +1,7 @@
 //! What is known of a request whatever it asks for: its id, when it came, how
 //! it went.
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, LoggedError};
 use crate::app::App;
 use crate::settings::Settings;
 use axum::extract::{MatchedPath, Request, State};
@@ -70,16 +70,22 @@ pub async fn observe(
         .map_or("unknown", |path| path.as_str())
         .to_string();
     let method = request.method().clone();
+    // Whoever set a client's base URL looks for what it asked for.
+    let path = matched.is_none().then(|| gguf::shown(request.uri().path()));
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
     let mut response = next.run(request).instrument(span.clone()).await;
     let status = response.status().as_u16();
     app.metrics.count(&route, status);
     let is_probe = matches!(route.as_str(), "/health" | "/metrics");
+    let error = response.extensions_mut().remove::<LoggedError>();
+    let code = error.as_ref().and_then(|error| error.code);
+    let param = error.as_ref().and_then(|error| error.param.as_deref());
     span.in_scope(|| {
         let ms = arrival.at.elapsed().as_millis();
+        let path = path.as_deref();
         match is_probe {
-            true => tracing::debug!(%method, route, status, ms, "answered"),
-            false => tracing::info!(%method, route, status, ms, "answered"),
+            true => tracing::debug!(%method, route, path, status, code, param, ms, "answered"),
+            false => tracing::info!(%method, route, path, status, code, param, ms, "answered"),
         }
     });
     let headers = response.headers_mut();

@@ -44,6 +44,7 @@ pub(crate) fn router(app: &Arc<App>) -> Result<Router, Error> {
         .routes(routes!(health::health))
         .routes(routes!(metrics::metrics))
         .split_for_parts();
+    let paths: Arc<[String]> = document.paths.paths.keys().cloned().collect();
     let document = document.to_json().expect("the document has a JSON form");
     let document = Bytes::from(document);
     let guard = ServiceBuilder::new()
@@ -53,7 +54,7 @@ pub(crate) fn router(app: &Arc<App>) -> Result<Router, Error> {
         .layer(from_fn_with_state(Arc::clone(app), admit));
     Ok(router
         .route("/openapi.json", get(|| async move { (JSON, document) }))
-        .fallback(no_route)
+        .fallback(move |uri: Uri| async move { no_route(&uri, &paths) })
         .method_not_allowed_fallback(no_method)
         .layer(guard)
         .with_state(Arc::clone(app)))
@@ -83,7 +84,8 @@ fn cors(origins: &[String]) -> Result<Option<CorsLayer>, Error> {
         origins if origins.iter().any(|origin| origin == "*") => AllowOrigin::any(),
         origins => {
             let value = |origin: &String| {
-                let is_origin = origin.contains("://") && !origin.ends_with('/');
+                let host = origin.split_once("://").map(|(_, host)| host);
+                let is_origin = host.is_some_and(|host| !host.is_empty() && !host.contains('/'));
                 HeaderValue::from_str(origin)
                     .ok()
                     .filter(|_| is_origin)
@@ -104,14 +106,25 @@ fn cors(origins: &[String]) -> Result<Option<CorsLayer>, Error> {
     ))
 }
 
-async fn no_route(uri: Uri) -> ApiError {
+/// 404, with the path that may be meant: most often a base URL ends without
+/// `/v1`, or has it twice.
+fn no_route(uri: &Uri, paths: &[String]) -> ApiError {
+    let path = uri.path().trim_end_matches('/');
+    let is_near = |known: &&String| {
+        !path.is_empty() && (known.ends_with(path) || path.ends_with(known.as_str()))
+    };
+    let near = paths.iter().filter(is_near).min_by_key(|known| known.len());
     let path = gguf::shown(uri.path());
-    let message = format!("there is no {path}; /openapi.json lists what there is");
+    let message = match near {
+        Some(near) => format!("path: found {path}, expected {near}"),
+        None => format!("there is no {path}; /openapi.json lists what there is"),
+    };
     ApiError::http(StatusCode::NOT_FOUND, "unknown_path", message)
 }
 
 async fn no_method(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} does not take {method}", gguf::shown(uri.path()));
+    let path = gguf::shown(uri.path());
+    let message = format!("{path}: found the method {method}, expected what the header Allow says");
     ApiError::http(
         StatusCode::METHOD_NOT_ALLOWED,
         "method_not_allowed",

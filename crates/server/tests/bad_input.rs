@@ -246,16 +246,6 @@ fn fields_of_chats() {
             "top_logprobs: found 3, expected none, since logprobs is not true",
         ),
         (
-            json!({"reasoning_effort": "maximal"}),
-            "reasoning_effort",
-            "reasoning_effort: found maximal, expected low, medium, high or xhigh",
-        ),
-        (
-            json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_strength": "low"}}),
-            "reasoning_effort",
-            "reasoning_effort: found a level beside the one in chat_template_kwargs, expected one of the two",
-        ),
-        (
             json!({"chat_template_kwargs": {"messages": []}}),
             "chat_template_kwargs.messages",
             "chat_template_kwargs.messages: found it here, expected it as a field of the request",
@@ -264,6 +254,28 @@ fn fields_of_chats() {
             json!({"chat_template_kwargs": {"knowledge_cutoff": 5}}),
             "chat_template_kwargs.knowledge_cutoff",
             "chat_template_kwargs.knowledge_cutoff: found 5, expected a string",
+        ),
+    ]);
+}
+
+#[test]
+fn levels_of_reasoning() {
+    check_chats(&[
+        (
+            json!({"reasoning_effort": "maximal"}),
+            "reasoning_effort",
+            "reasoning_effort: found maximal, expected low, medium, high or xhigh",
+        ),
+        (
+            json!({"reasoning_effort": "none"}),
+            "reasoning_effort",
+            "reasoning_effort: found none, expected low, medium, high or xhigh; \
+             reasoning_budget 0 asks for no reasoning",
+        ),
+        (
+            json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_strength": "low"}}),
+            "reasoning_effort",
+            "reasoning_effort: found a level beside the one in chat_template_kwargs, expected one of the two",
         ),
     ]);
 }
@@ -327,6 +339,37 @@ fn fields_of_formats_and_what_is_not_done() {
             json!({"response_format": {"type": "json_object"}, "regex": "b"}),
             "regex",
             "regex: found it beside response_format, expected one rule for the answer",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema"}}),
+            "response_format.json_schema",
+            "response_format.json_schema: found none, expected an object with the field schema",
+        ),
+        (
+            json!({"response_format": {"type": "text", "schema": {}}}),
+            "response_format.schema",
+            "response_format.schema: found a schema, expected none beside the type text",
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
+            "response_format.json_schema",
+            "response_format.json_schema: found a schema, expected none beside the type json_object",
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "schema": {"type": "objekt"}}}),
+            "response_format",
+            "JSON schema: #: Invalid type: objekt",
+        ),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "a", "strict": true, "parameters":
+                {"type": "object", "properties": {"x": {"type": "strin"}}}}}]}),
+            "tools",
+            "tool \"a\", parameter \"x\": JSON schema: #: Invalid type: strin",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a"}}),
+            "structured_outputs",
+            "structured_outputs is not supported: use response_format, regex or grammar",
         ),
         (
             json!({"store": true}),
@@ -400,6 +443,16 @@ fn fields_of_completions() {
             "best_of",
             "best_of is not supported: ask for n answers and choose",
         ),
+        (
+            json!({"max_completion_tokens": 5}),
+            "max_completion_tokens",
+            "max_completion_tokens is not supported: its name here is max_tokens",
+        ),
+        (
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+            "response_format is not supported: use regex or grammar",
+        ),
     ] {
         check(
             &server,
@@ -418,10 +471,23 @@ fn fields_of_completions() {
     );
 }
 
-#[test]
-fn json_that_is_none_and_values_of_the_wrong_type_are_named_by_their_place() {
+/// Checks that chats refuse these bodies, each with its field and its words.
+fn check_bodies(cases: &[(&str, Option<&str>, &str)]) {
     let server = TestServer::scripted(Setup::default());
-    for (body, param, expected) in [
+    for &(body, param, expected) in cases {
+        let headers = [("content-type", "application/json")];
+        let reply = server.post_text(CHAT, body, &headers);
+        assert_eq!(reply.status, 400, "{body}: {}", reply.text);
+        let error = &reply.json()["error"];
+        let found = error["message"].as_str().expect("a message");
+        assert_eq!(found, expected, "{body}");
+        assert_eq!(error["param"].as_str(), param, "{body}: {found}");
+    }
+}
+
+#[test]
+fn json_that_is_none_is_named_by_its_place() {
+    check_bodies(&[
         (
             "",
             None,
@@ -438,56 +504,79 @@ fn json_that_is_none_and_values_of_the_wrong_type_are_named_by_their_place() {
             "body: trailing characters at line 1 column 18",
         ),
         ("[]", None, "body: found a list, expected a JSON object"),
+        ("null", None, "body: found null, expected a JSON object"),
+    ]);
+}
+
+#[test]
+fn values_of_the_wrong_type_are_told_in_the_words_of_json() {
+    check_bodies(&[
         (
             "{}",
-            None,
-            "body: missing field `messages` at line 1 column 2",
+            Some("messages"),
+            "messages: found none, expected a value",
         ),
         (
             "{\"messages\": [{\"content\": \"x\"}]}",
-            Some("messages[0]"),
-            "messages[0]: missing field `role` at line 1 column 30",
+            Some("messages[0].role"),
+            "messages[0].role: found none, expected a value",
         ),
         (
             "{\"messages\": [{\"role\": \"user\", \"content\": 5}]}",
             Some("messages[0].content"),
-            "",
+            "messages[0].content: found 5, expected a string, a list of parts or null",
         ),
         (
             "{\"messages\": [], \"max_tokens\": -1}",
             Some("max_tokens"),
-            "",
+            "max_tokens: found -1, expected a whole number, 0 or more",
         ),
         (
             "{\"messages\": [], \"stream\": \"yes\"}",
             Some("stream"),
-            "",
+            "stream: found \"yes\", expected true or false",
         ),
         (
-            "{\"messages\": [], \"temperature\": \"hot\"}",
+            "{\"messages\": [], \"temperature\": \"0.5\"}",
             Some("temperature"),
-            "",
+            "temperature: found \"0.5\", expected a number",
+        ),
+        (
+            "{\"messages\": [], \"seed\": 1.5}",
+            Some("seed"),
+            "seed: found 1.5, expected a whole number of 64 bits",
+        ),
+        (
+            "{\"messages\": \"Hi\"}",
+            Some("messages"),
+            "messages: found \"Hi\", expected a list",
+        ),
+        (
+            "{\"messages\": [], \"chat_template_kwargs\": [1]}",
+            Some("chat_template_kwargs"),
+            "chat_template_kwargs: found a list, expected an object",
+        ),
+        (
+            "{\"messages\": [], \"stop\": [1]}",
+            Some("stop"),
+            "stop: found a list, expected a string or a list of strings",
+        ),
+        (
+            "{\"messages\": [], \"stream_options\": 5}",
+            Some("stream_options"),
+            "stream_options: found 5, expected an object",
         ),
         (
             "{\"messages\": [], \"response_format\": {\"type\": \"xml\"}}",
             Some("response_format.type"),
-            "",
+            "response_format.type: found \"xml\", expected text, json_object or json_schema",
         ),
-    ] {
-        let headers = [("content-type", "application/json")];
-        let reply = server.post_text(CHAT, body, &headers);
-        assert_eq!(reply.status, 400, "{body}: {}", reply.text);
-        let error = &reply.json()["error"];
-        let found = error["message"].as_str().expect("a message");
-        match (param, expected) {
-            // The words are serde's, the place is ours.
-            (Some(param), "") => assert!(found.starts_with(&format!("{param}: ")), "{found}"),
-            (_, expected) => assert_eq!(found, expected, "{body}"),
-        }
-        if param.is_some() {
-            assert_eq!(error["param"].as_str(), param, "{body}: {found}");
-        }
-    }
+        (
+            "{\"messages\": [], \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {}}}",
+            Some("response_format.json_schema.schema"),
+            "response_format.json_schema.schema: found none, expected a value",
+        ),
+    ]);
 }
 
 #[test]
@@ -498,13 +587,17 @@ fn a_grammar_that_is_none_is_refused() {
         json!({"grammar": "start: missing"}),
         json!({"regex": "a".repeat(300 << 10)}),
     ] {
-        // The words are the grammar library's.
-        assert_eq!(
-            server.post(CHAT, &chat(fields.clone())).status,
-            400,
-            "{fields}"
-        );
-        assert_eq!(server.post(COMPLETIONS, &completion(fields)).status, 400);
+        // The words are the grammar library's, the field is ours.
+        let param = fields.as_object().and_then(|fields| fields.keys().next());
+        for (path, body) in [
+            (CHAT, chat(fields.clone())),
+            (COMPLETIONS, completion(fields.clone())),
+        ] {
+            let reply = server.post(path, &body);
+            assert_eq!(reply.status, 400, "{fields}");
+            let found = &reply.json()["error"]["param"];
+            assert_eq!(found.as_str(), param.map(String::as_str), "{fields}");
+        }
     }
 }
 
@@ -536,6 +629,10 @@ fn fields_that_nobody_knows_are_let_through_and_named() {
         (
             chat(json!({"chat_template_kwargs": {"enable_thinking": true}})),
             Some("chat_template_kwargs.enable_thinking"),
+        ),
+        (
+            chat(json!({"response_format": {"type": "text", "foo": 1}})),
+            Some("response_format.foo"),
         ),
         // What asks for what happens anyway is no matter.
         (

@@ -142,10 +142,21 @@ fn pages_of_other_origins_are_let_in_only_if_named() {
     });
     assert!(allowed(&preflight(&open, "https://a.example")));
     assert!(!allowed(&preflight(&open, "https://b.example")));
-    let mut settings = Setup::default().settings;
-    settings.cors_origins = vec!["a.example".to_string()];
-    let refused = server::Server::start(settings);
-    assert!(matches!(refused, Err(Error::CorsOrigin { found }) if found == "a.example"));
+    // No browser sends these as an origin.
+    for wrong in [
+        "a.example",
+        "https://a.example/",
+        "https://a.example/b",
+        "https://",
+    ] {
+        let mut settings = Setup::default().settings;
+        settings.cors_origins = vec![wrong.to_string()];
+        let refused = server::Server::start(settings);
+        assert!(
+            matches!(&refused, Err(Error::CorsOrigin { found }) if found == wrong),
+            "{wrong}"
+        );
+    }
 }
 
 #[test]
@@ -179,6 +190,45 @@ fn http_errors_have_the_shape_of_all_errors() {
         reply.json()["error"]["message"],
         "model: found gpt, expected nano or other"
     );
+}
+
+#[test]
+fn a_wrong_path_or_method_is_told_the_right_one() {
+    let server = TestServer::scripted(Setup::default());
+    for (path, expected) in [
+        (
+            "/chat/completions",
+            "path: found /chat/completions, expected /v1/chat/completions",
+        ),
+        (
+            "/completions",
+            "path: found /completions, expected /v1/completions",
+        ),
+        (
+            "/v1/v1/models",
+            "path: found /v1/v1/models, expected /v1/models",
+        ),
+        (
+            "/v1/models/",
+            "path: found /v1/models/, expected /v1/models",
+        ),
+        ("/v1/health", "path: found /v1/health, expected /health"),
+        (
+            "/v1/responses",
+            "there is no /v1/responses; /openapi.json lists what there is",
+        ),
+        ("/", "there is no /; /openapi.json lists what there is"),
+        (
+            CHAT,
+            "/v1/chat/completions: found the method GET, expected what the header Allow says",
+        ),
+    ] {
+        let reply = server.get(path);
+        assert_eq!(reply.json()["error"]["message"], expected);
+        if path == CHAT {
+            assert_eq!(reply.header("allow"), Some("POST"));
+        }
+    }
 }
 
 #[test]

@@ -297,6 +297,7 @@ fn formats_hold_the_answer_and_leave_the_reasoning_free() {
     let formats = [
         json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}),
         json!({"response_format": {"type": "json_object"}}),
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
         json!({"regex": r#"\{"a": [0-9]+\}"#}),
         json!({"grammar": r#"start: "{\"a\": " /[0-9]+/ "}""#}),
     ];

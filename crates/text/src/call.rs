@@ -71,13 +71,16 @@ impl CallShape {
                 }
                 continue;
             };
-            let value = grammars
-                .compile(&source)
-                .map_err(|error| Error::ToolSchema {
+            let value = grammars.compile(&source).map_err(|error| {
+                // The schema by itself has an error without our markup around it.
+                let schema = Source::JsonSchema(key.with_definitions());
+                let error = grammars.compile(&schema).err().unwrap_or(error);
+                Error::ToolSchema {
                     tool: gguf::shown(name),
                     parameter: gguf::shown(key.name),
                     reason: error.to_string(),
-                })?;
+                }
+            })?;
             parameters.push(Parameter {
                 tag: format!("{PARAMETER}{}{NAME_END}", key.name),
                 is_required: key.is_required,

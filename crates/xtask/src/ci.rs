@@ -188,6 +188,30 @@ fn golden_tests(root: &Path, tally: &mut Tally) -> Outcome<()> {
     run_tests(&mut command(root, "cargo", &arguments), tally)
 }
 
+/// Compares answers with and without drafts: every request, draft length and way.
+///
+/// # Errors
+/// The model cannot be fetched, or a test fails.
+pub fn speculation(root: &Path) -> Outcome<()> {
+    fetch::run(root, fetch::Model::Smollm2)?;
+    let arguments = [
+        "test",
+        "--release",
+        "--package",
+        "muser",
+        "--features",
+        "smollm2,whole-product",
+        "--test",
+        "speculation",
+        "--test",
+        "smollm2",
+    ];
+    run_tests(
+        &mut command(root, "cargo", &arguments),
+        &mut Tally::default(),
+    )
+}
+
 /// Tests the server with the real `openai` package.
 ///
 /// # Errors

@@ -47,6 +47,8 @@ enum Task {
     },
     /// Run the golden tests that need a fetched model (fetches it first)
     Golden,
+    /// Compare answers with and without drafts: every request, draft length and way to an answer (minutes to hours)
+    Speculation,
     /// Test the server with the real `openai` package (installs it under target/client first)
     Client,
     /// Build the tests that need a GPU into a folder to carry, and run them
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Task::Ci(options) => ci::run(root, &options),
         Task::Fetch { model } => fetch::run(root, model).map(|_| ()),
         Task::Golden => ci::golden(root).map(|_| ()),
+        Task::Speculation => ci::speculation(root),
         Task::Client => ci::client(root),
         Task::Gpu(options) => gpu::run(root, &options),
         Task::Nvrtc => gpu::nvrtc(root),

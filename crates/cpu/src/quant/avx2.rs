@@ -5,7 +5,7 @@
 //! come as magnitude and sign, and sums of pairs are kept below 2^15.
 
 use super::product::{products32, products256};
-use super::simd::{Rows, Simd};
+use super::simd::{Rows, Simd, dwords_of_rows};
 use super::walk::{Job, Scratch};
 use super::{Block, SuperBlock};
 use gguf::TensorType;
@@ -188,15 +188,8 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn dword(self, rows: &Rows, at: usize) -> __m256i {
-        let mut offsets = [0i32; 8];
-        for l in 0..8 {
-            offsets[l] = (l * rows.row_bytes()) as i32;
-        }
-        let offsets = op!(_mm256_loadu_si256(offsets.as_ptr().cast()));
-        let start = rows.part::<4>(0, at).as_ptr().cast();
-        // SAFETY: `part` has checked that the dword lies inside the block; the
-        // same one of all lanes' rows can be read too (`Rows::new`).
-        unsafe { _mm256_i32gather_epi32::<1>(start, offsets) }
+        let [a, b, c, d, e, f, g, h] = dwords_of_rows(rows, at);
+        op!(_mm256_setr_epi32(a, b, c, d, e, f, g, h))
     }
 
     #[inline(always)]

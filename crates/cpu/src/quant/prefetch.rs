@@ -8,7 +8,7 @@ pub(super) const LINE_BYTES: usize = 64;
 /// Bytes that a stream of weights is asked for ahead of its use: over 16 streams
 /// 16 KiB, which memory takes about a microsecond for. Decoding Q4_K with rows of
 /// 2048 elements: 95 % of the plain read speed of memory; without asking 81 %.
-const AHEAD_BYTES: usize = 1 << 10;
+pub(super) const AHEAD_BYTES: usize = 1 << 10;
 
 /// The cache that a line is brought to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,18 +37,18 @@ pub(super) fn prefetch(at: *const u8, cache: Cache) {
     let _ = (at, cache);
 }
 
-/// Asks for `bytes` of each row some way after `rows`, part `part` of `n_parts` of
-/// them, if the walk goes row by row; steps of a walk have `bytes` of a row. A kernel
+/// Asks for the `bytes` of each row that [`Rows::ahead_bytes`] names, part `part` of
+/// `n_parts` of them; steps of a walk have `bytes` of a row. A kernel
 /// asks between its steps: all requests at once would fill the buffers that its loads
 /// need, and the arithmetic would wait for memory instead of hiding it.
 #[inline(always)]
 pub(super) fn prefetch_ahead(rows: &Rows, bytes: usize, (part, n_parts): (usize, usize)) {
-    if !rows.is_walked() {
+    if rows.ahead_bytes() == 0 {
         return;
     }
     for start in rows.starts(part, n_parts) {
         // Past the end of the matrix nothing is wrong with it either.
-        let at = start.wrapping_add(AHEAD_BYTES);
+        let at = start.wrapping_add(rows.ahead_bytes());
         // The lines that begin there: a walk asks for each at least once.
         let line = at.wrapping_add(at.align_offset(LINE_BYTES));
         for offset in (0..bytes).step_by(LINE_BYTES) {

@@ -146,12 +146,19 @@ impl Worker {
 
     /// Room for the rows of a span: the copies to make first. Where no page is
     /// left the cache gives way, then the newest sequence; `None` if that was
-    /// this one.
-    pub(super) fn reserve(&mut self, span: Span) -> Option<Vec<PageCopy>> {
+    /// this one. For drafts nobody gives way: they are cut to the pages there are.
+    pub(super) fn reserve(&mut self, span: &mut Span) -> Option<Vec<PageCopy>> {
         loop {
             let live = self.jobs.get_mut(&span.id.job).expect("a running job");
             let pages = &mut live.choice(span.id).sequence.pages;
-            let error = match pages.reserve(&mut self.pool, span.n_rows as u32) {
+            let end = pages.len() as usize + span.n_rows;
+            if let Ok(copies) = pages.reserve(&mut self.pool, (span.n_rows + span.n_drafts) as u32)
+            {
+                return Some(copies);
+            }
+            span.n_drafts = span.n_drafts.min(end.next_multiple_of(PAGE_ROWS) - end);
+            let n_rows = span.n_rows + span.n_drafts;
+            let error = match pages.reserve(&mut self.pool, n_rows as u32) {
                 Ok(copies) => return Some(copies),
                 Err(error) => error,
             };

@@ -1,4 +1,4 @@
-//! One pass: plan, pages, rows, and what follows from each row's output.
+//! One pass: plan, pages, drafts, rows, and what follows from each row's output.
 //!
 //! What a reader would get wrong: rows go to the cache before they are
 //! accepted, because accepting them releases the pages behind the window, which
@@ -11,8 +11,9 @@ use crate::engine::{Ending, Generated};
 use crate::job::Event;
 use crate::scheduler::{SequenceId, Span};
 use crate::sequence::Sequence;
+use crate::speculate::Verify;
 use model::kv::PageCopy;
-use model::{Batch, Constraint, DeviceError, Outputs, RowOutput, SequencePages, Verdict, Want};
+use model::{Batch, Constraint, DeviceError, RowOutput, SequencePages, Verdict, Want};
 use std::time::Instant;
 
 impl Worker {
@@ -21,32 +22,22 @@ impl Worker {
     /// # Errors
     /// What the engine cannot go on from.
     pub(super) fn pass(&mut self) -> Result<(), Error> {
+        self.ask_for_drafts();
         let (spans, copies) = self.reserved_spans();
         if spans.is_empty() {
             return Ok(());
         }
-        let (batch, wants) = self.batch(&spans);
-        let start = Instant::now();
-        let outputs = match self.compute(&spans, &batch, &wants, &copies) {
-            Ok(outputs) => outputs,
+        let verified = match self.compute(&spans, &copies) {
+            Ok(verified) => verified,
             Err(model::Error::Device(error @ DeviceError::OutOfMemory { .. })) => {
                 return self.out_of_memory(&spans, error);
             }
             Err(error) => return Err(error.into()),
         };
-        let time = start.elapsed();
-        self.cost.measured(batch.rows.len(), time);
-        self.counts.pass_time.observe(time);
-        self.counts.passes += 1;
-        self.counts.rows += batch.rows.len() as u64;
-        let mut outputs = batch.wanted.iter().zip(outputs).peekable();
-        let mut end = 0;
-        for span in spans {
-            end += span.n_rows as u32;
-            let output = outputs.next_if(|&(&row, _)| row < end);
+        for (span, verify) in spans.into_iter().zip(verified) {
             // An earlier span may have ended this one's job.
             if self.scheduler.is_running(span.id) {
-                self.settle(span, output.as_ref().map(|(_, output)| output));
+                self.settle(span, &verify);
             }
         }
         Ok(())
@@ -63,7 +54,7 @@ impl Worker {
                 continue;
             }
             self.catch_up(&mut span);
-            if let Some(more) = self.reserve(span) {
+            if let Some(more) = self.reserve(&mut span) {
                 copies.extend(more);
                 spans.push(span);
             }
@@ -76,20 +67,48 @@ impl Worker {
         (spans, copies)
     }
 
+    /// Drafts for the spans, then computes their rows; what came of each.
+    fn compute(
+        &mut self,
+        spans: &[Span],
+        copies: &[PageCopy],
+    ) -> Result<Vec<Verify>, model::Error> {
+        self.model.copy_pages(copies)?;
+        let mut verified = self.draft(spans)?;
+        let (batch, wants) = self.batch(spans, &verified);
+        let of = |span: &Span| {
+            let live = &self.jobs[&span.id.job];
+            &live.choices[span.id.choice as usize].sequence.pages
+        };
+        let tables: Vec<&SequencePages> = spans.iter().map(of).collect();
+        let start = Instant::now();
+        let outputs = self.model.pass(&batch, &tables, &wants)?;
+        let time = start.elapsed();
+        self.cost.measured(batch.rows.len(), time);
+        self.counts.pass_time.observe(time);
+        self.counts.passes += 1;
+        self.counts.rows += batch.rows.len() as u64;
+        let mut outputs = outputs.into_iter();
+        verified.iter_mut().for_each(|v| v.take(&mut outputs));
+        Ok(verified)
+    }
+
     /// The rows of `spans`, in their order, with what is wanted of them.
-    fn batch(&self, spans: &[Span]) -> (Batch, Vec<Want>) {
+    fn batch(&self, spans: &[Span], verified: &[Verify]) -> (Batch, Vec<Want>) {
         let (mut batch, mut wants) = (Batch::default(), Vec::new());
-        for (seq, span) in (0..).zip(spans) {
+        for ((seq, span), verify) in (0..).zip(spans).zip(verified) {
             let live = &self.jobs[&span.id.job];
             let sequence = &live.choices[span.id.choice as usize].sequence;
             let start = sequence.n_computed();
-            let tokens = &sequence.tokens[start..start + span.n_rows];
-            batch.push(seq, start as u32, tokens);
-            if span.is_last
-                && let Some(want) = self.wanted(span.id)
-            {
-                batch.want_last();
-                wants.push(want);
+            let end = start + span.n_rows;
+            batch.push(seq, start as u32, &sequence.tokens[start..end]);
+            batch.push(seq, end as u32, verify.draft());
+            let first = batch.rows.len() - verify.draft().len();
+            for (row, want) in (first as u32 - 1..).zip(verify.wants()) {
+                if let &Some(want) = want {
+                    batch.wanted.push(row);
+                    wants.push(want);
+                }
             }
         }
         (batch, wants)
@@ -97,7 +116,7 @@ impl Worker {
 
     /// What must be read back of the newest row of `id`: enough for all choices
     /// that sample from it.
-    fn wanted(&self, id: SequenceId) -> Option<Want> {
+    pub(super) fn wanted(&self, id: SequenceId) -> Option<Want> {
         let live = &self.jobs[&id.job];
         if live.max_tokens == Some(0) {
             return None;
@@ -113,22 +132,6 @@ impl Worker {
             true => Some(first),
             false => Some(Want::Full),
         }
-    }
-
-    fn compute(
-        &mut self,
-        spans: &[Span],
-        batch: &Batch,
-        wants: &[Want],
-        copies: &[PageCopy],
-    ) -> Result<Outputs, model::Error> {
-        let of = |span: &Span| {
-            let live = &self.jobs[&span.id.job];
-            &live.choices[span.id.choice as usize].sequence.pages
-        };
-        let tables: Vec<&SequencePages> = spans.iter().map(of).collect();
-        self.model.copy_pages(copies)?;
-        self.model.pass(batch, &tables, wants)
     }
 
     /// The device has less room than the pool has pages: the pool gets smaller,
@@ -158,28 +161,25 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes the computed rows of a span, and what follows from the newest one.
-    fn settle(&mut self, span: Span, output: Option<&RowOutput>) {
+    /// Takes the computed rows of a span, and what follows from the newest ones.
+    fn settle(&mut self, span: Span, verify: &Verify) {
         let Span {
             id,
             n_rows,
             is_last,
+            ..
         } = span;
         let live = self.jobs.get_mut(&id.job).expect("a running job");
-        let Sequence { tokens, pages } = &live.choices[id.choice as usize].sequence;
-        let len = pages.len() as usize + n_rows;
-        if let Some(&RowOutput::NonFinite { token }) = output {
-            // The rows before it may be what it suffers from, and be cached.
-            if let Some(key) = &live.key {
-                self.cache.forget(&mut self.pool, key, tokens);
-            }
-            let position = len - 1;
-            self.fail(id.job, Error::NonFiniteLogits { position, token });
+        let sequence = &live.choices[id.choice as usize].sequence;
+        let len = sequence.n_computed() + n_rows;
+        if is_last && self.is_broken(id, verify) {
             return;
         }
+        let live = self.jobs.get_mut(&id.job).expect("a running job");
         let (n_prompt, is_prompt) = (live.n_prompt, !live.is_branched);
         self.save(id, len, is_prompt && is_last);
         let live = self.jobs.get_mut(&id.job).expect("a running job");
+        live.timings.drafted += verify.n_drafted();
         let choice = live.choice(id);
         choice.sequence.pages.accept(&mut self.pool, n_rows as u32);
         self.scheduler.computed(id, n_rows);
@@ -205,13 +205,29 @@ impl Worker {
             }
         }
         if is_last {
-            self.sample(id, output);
+            self.sample(id, verify);
         }
     }
 
-    /// Chooses the next token of `id`; of all choices, if its newest row is the
+    /// Fails the job if the newest row of `id` is not finite.
+    fn is_broken(&mut self, id: SequenceId, verify: &Verify) -> bool {
+        let live = self.jobs.get_mut(&id.job).expect("a running job");
+        let tokens = live.choices[id.choice as usize].sequence.tokens();
+        let Some(Some(&RowOutput::NonFinite { token })) = verify.newest(tokens) else {
+            return false;
+        };
+        let position = tokens.len() - 1;
+        // The rows before it may be what it suffers from, and be cached.
+        if let Some(key) = &live.key {
+            self.cache.forget(&mut self.pool, key, tokens);
+        }
+        self.fail(id.job, Error::NonFiniteLogits { position, token });
+        true
+    }
+
+    /// Chooses the next tokens of `id`; of all choices, if its newest row is the
     /// last of their prompt.
-    fn sample(&mut self, id: SequenceId, output: Option<&RowOutput>) {
+    fn sample(&mut self, id: SequenceId, verify: &Verify) {
         let live = self.jobs.get_mut(&id.job).expect("a running job");
         let choices = match live.is_branched {
             true => id.choice..id.choice + 1,
@@ -231,20 +247,45 @@ impl Worker {
         }
         for choice in choices {
             let id = SequenceId { choice, ..id };
-            if !self.scheduler.is_running(id) {
-                // A choice before it has ended the job.
+            self.follow(id, verify);
+        }
+    }
+
+    /// Chooses tokens of `id` for as long as the pass has computed the row before
+    /// them: one, and one more for each that was drafted right. Nothing is left
+    /// of the rows behind.
+    fn follow(&mut self, id: SequenceId, verify: &Verify) {
+        let mut n_accepted = 0;
+        // It is not running once it has ended, or a choice before it ended the job.
+        while self.scheduler.is_running(id) {
+            let live = self.jobs.get_mut(&id.job).expect("a running job");
+            let choice = live.choice(id);
+            let tokens = choice.sequence.tokens();
+            let n_now = verify.n_accepted(tokens);
+            if n_now > n_accepted {
+                self.accept_drafts(id, n_now - n_accepted);
+                n_accepted = n_now;
+                continue;
+            }
+            if verify.newest(tokens).is_none() {
+                choice.sequence.pages.drop_reserve(&mut self.pool);
+                break;
+            }
+            if self.is_broken(id, verify) {
                 return;
             }
             let live = self.jobs.get_mut(&id.job).expect("a running job");
             let logprobs = live.logprobs;
             let choice = live.choice(id);
             let history = choice.sequence.tokens();
+            let output = verify.newest(history).flatten();
             let constraint = &choice.constraint;
             match choose(history, logprobs, &mut choice.sampler, constraint, output) {
                 Ok(generated) => self.take(id, generated),
                 Err(error) => return self.fail(id.job, error),
             }
         }
+        self.learn(id, verify.n_drafted(), n_accepted);
     }
 
     /// Adds a token to a sequence, and those that the guide forces after it:

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 pub const N_VOCAB: usize = 64;
 pub const WINDOW: u32 = 300;
+pub const DRAFTER_WINDOW: u32 = 200;
 /// A prefix cache without a limit.
 pub const ALL: u64 = u64::MAX;
 
@@ -38,8 +39,15 @@ pub struct Orders {
     pub copies_are_short: bool,
     /// Slabs that there really are.
     pub n_real_slabs: Option<usize>,
+    /// Every so many drafted tokens, one is not what a greedy answer goes on with;
+    /// 0 for none.
+    pub wrong_drafts: usize,
+    /// The next draft fails.
+    pub draft_fails: Option<DeviceError>,
     /// Rows of each pass.
     pub passes: Vec<usize>,
+    /// Tokens asked for in each draft.
+    pub drafts: Vec<usize>,
 }
 
 /// A model that is a hash.
@@ -48,6 +56,7 @@ pub struct Toy {
     layout: KvLayout,
     max_slabs: usize,
     pub max_rows: usize,
+    drafter: Option<DrafterConfig>,
     /// By class, page and slot; 0 where nothing was stored.
     rows: [Vec<u64>; 3],
     pub orders: Arc<Mutex<Orders>>,
@@ -88,6 +97,7 @@ impl Toy {
             layout: layout(),
             max_slabs,
             max_rows: 512,
+            drafter: None,
             rows: Default::default(),
             orders: Arc::default(),
         }
@@ -100,6 +110,22 @@ impl Toy {
         toy
     }
 
+    /// As [`Toy::new`], with a drafter: it goes on as a greedy answer does.
+    pub fn with_drafter(max_slabs: usize) -> Toy {
+        let mut toy = Toy::new(max_slabs);
+        let file = testing::open(&testing::bundled("nano-glimmer-dflash-q8_0.gguf"));
+        let config = DrafterConfig::from_metadata(file.metadata(), WindowConvention::Below);
+        toy.drafter = Some(config.expect("its numbers"));
+        let layout = &mut toy.layout.classes;
+        layout[PageClass::Drafter as usize] = ClassLayout {
+            n_layer: 1,
+            n_head_kv: 1,
+            head_dim: 4,
+            window: Some(DRAFTER_WINDOW),
+        };
+        toy
+    }
+
     fn store(&mut self, class: PageClass, page: PageId, slot: usize, value: u64) {
         let rows = &mut self.rows[class as usize];
         let place = place_of(page, slot);
@@ -109,25 +135,61 @@ impl Toy {
         rows[place] = value;
     }
 
-    /// All that row `pos` of `seq` sees before itself, as one number.
-    fn seen(&self, step: &Step, seq: u32, pos: u32) -> u64 {
+    /// All that row `pos` of `seq` sees before itself, as one number; the states
+    /// of the rows from `drafted.0` on are in `drafted.1`.
+    fn seen(&self, step: &Step, seq: u32, pos: u32, drafted: (u32, &[u64])) -> u64 {
         // Not a fixed point of the hash: no row is stored as 0.
         let mut seen = 1;
-        for class in PageClass::ALL {
+        for class in [PageClass::Full, PageClass::Sliding] {
             let layout = self.layout.classes[class as usize];
             if layout.n_layer == 0 {
                 continue;
             }
             let first = layout.window.map_or(0, |w| (pos + 1).saturating_sub(w));
             for before in first..pos {
-                let (page, slot) = step.place(class, seq, before);
-                let row = self.rows[class as usize].get(place_of(page, slot));
-                let row = row.copied().unwrap_or(0);
-                assert_ne!(row, 0, "{class} row {before} was never stored");
+                let row = match before.checked_sub(drafted.0) {
+                    Some(place) => mix(drafted.1[place as usize], class as u64),
+                    None => self.stored(step, class, seq, before),
+                };
                 seen = mix(seen, row);
             }
         }
         seen
+    }
+
+    fn stored(&self, step: &Step, class: PageClass, seq: u32, pos: u32) -> u64 {
+        let (page, slot) = step.place(class, seq, pos);
+        let row = self.rows[class as usize].get(place_of(page, slot));
+        let row = row.copied().unwrap_or(0);
+        assert_ne!(row, 0, "{class} row {pos} was never stored");
+        row
+    }
+
+    /// A greedy continuation. Every row of the context that a drafter looks at
+    /// must be stored, and be that of the sequence.
+    fn continued(&self, step: &Step, request: DraftRequest, start: u32) -> Vec<u32> {
+        let DraftRequest {
+            seq,
+            anchor,
+            n_draft,
+        } = request;
+        for pos in (start + 1).saturating_sub(DRAFTER_WINDOW)..start {
+            let of = |class| self.stored(step, class, seq, pos);
+            let is_same = of(PageClass::Drafter) == of(PageClass::Full);
+            assert!(is_same, "drafter row {pos} is another one's");
+        }
+        let (mut states, mut token, mut tokens) = (Vec::new(), anchor, Vec::new());
+        for pos in start..start + n_draft as u32 {
+            let seen = self.seen(step, seq, pos, (start, &states));
+            let state = mix(mix(seen, u64::from(token)), u64::from(pos));
+            states.push(state);
+            let RowOutput::Argmax { token: best, .. } = select(&logits(state), Want::Argmax) else {
+                panic!("the best token");
+            };
+            token = best;
+            tokens.push(token);
+        }
+        tokens
     }
 }
 
@@ -186,7 +248,7 @@ impl Forward for Toy {
         let mut states = Vec::new();
         for row in &batch.rows {
             let Input::Token(token) = row.input;
-            let seen = self.seen(&step, row.seq, row.pos);
+            let seen = self.seen(&step, row.seq, row.pos, (u32::MAX, &[]));
             let own = mix(mix(seen, u64::from(token)), u64::from(row.pos));
             for class in PageClass::ALL {
                 if self.layout.classes[class as usize].n_layer > 0 {
@@ -199,7 +261,11 @@ impl Forward for Toy {
                         }
                         .into());
                     }
-                    self.store(class, page, slot, mix(own, class as u64));
+                    let of_class = match class {
+                        PageClass::Drafter => PageClass::Full,
+                        class => class,
+                    };
+                    self.store(class, page, slot, mix(own, of_class as u64));
                 }
             }
             states.push((token, own));
@@ -218,13 +284,39 @@ impl Forward for Toy {
         Err(Error::DrafterUnsupported("a hash has no drafter".into()))
     }
 
+    fn drafter(&self) -> Option<&DrafterConfig> {
+        self.drafter.as_ref()
+    }
+
     fn draft(
         &mut self,
-        _: &[DraftRequest],
-        _: &Tables<'_>,
-        _: Want,
+        requests: &[DraftRequest],
+        tables: &Tables<'_>,
+        want: Want,
     ) -> Result<Vec<Outputs>, Error> {
-        Err(Error::DrafterUnsupported("a hash has no drafter".into()))
+        assert!(self.drafter.is_some() && want == Want::Argmax);
+        let n_rows: usize = requests.iter().map(|r| 1 + r.n_draft).sum();
+        assert!(n_rows <= self.max_rows, "{n_rows} rows of drafts");
+        let orders = Arc::clone(&self.orders);
+        let mut orders = orders.lock().expect("no panic");
+        if let Some(error) = orders.draft_fails.take() {
+            return Err(error.into());
+        }
+        let step = Step::new(&Batch::default(), tables);
+        let mut outputs = Vec::new();
+        for &request in requests {
+            orders.drafts.push(request.n_draft);
+            let start = tables[request.seq as usize].len();
+            let mut tokens = self.continued(&step, request, start);
+            for (token, pos) in tokens.iter_mut().zip(start as usize..) {
+                if orders.wrong_drafts > 0 && pos % orders.wrong_drafts == 0 {
+                    *token = (*token + 1) % N_VOCAB as u32;
+                }
+            }
+            let output = |token| RowOutput::Argmax { token, logit: 0.0 };
+            outputs.push(tokens.into_iter().map(output).collect());
+        }
+        Ok(outputs)
     }
 
     fn export_page(&mut self, class: PageClass, page: PageId, _: usize) -> Result<PageData, Error> {

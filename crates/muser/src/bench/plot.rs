@@ -23,6 +23,8 @@ const COLOURS: [RGBColor; 6] = [
 ];
 /// Limits beyond this multiple of the fastest speed would press the curves flat.
 const HIGHEST_LIMIT: f64 = 2.5;
+/// Height of a line of the legend, in pixels.
+const LABEL_HEIGHT: f64 = 18.0;
 
 /// Draws the decode lines of `report`, one curve per number of sequences. There is
 /// at least one.
@@ -30,9 +32,17 @@ pub fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
     let curves = curves(report);
     let lines = || curves.values().flatten();
     let fastest = lines().map(|l| l.fastest).fold(0.0, f64::max);
-    let is_shown = |limit: &f64| *limit <= HIGHEST_LIMIT * fastest;
-    let limits = lines().filter_map(|l| l.limit_tokens_per_second);
-    let highest = limits.filter(is_shown).fold(fastest, f64::max);
+    let limits: BTreeMap<usize, Vec<(i64, f64)>> = curves
+        .iter()
+        .map(|(&n_sequences, curve)| (n_sequences, limits(curve, HIGHEST_LIMIT * fastest)))
+        .collect();
+    let highest = limits.values().flatten().map(|at| at.1);
+    let highest = highest.fold(fastest, f64::max);
+    let is_limited = |limits: &&Vec<(i64, f64)>| !limits.is_empty();
+    let n_labels = curves.len() + limits.values().filter(is_limited).count();
+    // The legend has the upper edge for itself.
+    let legend = n_labels as f64 * LABEL_HEIGHT + 2.0 * LABEL_HEIGHT;
+    let top = highest / (1.0 - legend / f64::from(SIZE.1)).max(0.25);
     let mut depths: Vec<i64> = lines().map(|l| l.depth as i64).collect();
     depths.sort();
     let span = depths[depths.len() - 1] - depths[0];
@@ -47,10 +57,7 @@ pub fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
         .margin(16)
         .x_label_area_size(40)
         .y_label_area_size(64)
-        .build_cartesian_2d(
-            x_axis.with_key_points(ticks(&depths, span / 12)),
-            0.0..highest * 1.08,
-        )?;
+        .build_cartesian_2d(x_axis.with_key_points(ticks(&depths, span / 12)), 0.0..top)?;
     let decimals = usize::from(highest < 10.0) + usize::from(highest < 1.0);
     chart
         .configure_mesh()
@@ -74,22 +81,18 @@ pub fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
             .iter()
             .map(|l| [point(l, l.slowest), point(l, l.fastest)]);
         chart.draw_series(ranges.map(|range| PathElement::new(range, colour)))?;
-        let limits = curve.iter().filter_map(|l| {
-            let limit = l.limit_tokens_per_second.filter(is_shown)?;
-            Some(point(l, limit))
-        });
-        let limits: Vec<(i64, f64)> = limits.collect();
+        let limits = &limits[n_sequences];
         if !limits.is_empty() {
             let thin = colour.stroke_width(1);
             chart
-                .draw_series(DashedLineSeries::new(limits, 6, 4, thin))?
+                .draw_series(DashedLineSeries::new(limits.iter().copied(), 6, 4, thin))?
                 .label(format!("limit of {sequences}"))
                 .legend(move |(x, y)| DashedPathElement::new([(x, y), (x + 16, y)], 4, 2, thin));
         }
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerLeft)
+        .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE)
         .border_style(BLACK)
         .draw()?;
@@ -107,6 +110,17 @@ fn curves(report: &Report) -> BTreeMap<usize, Vec<&Line>> {
         curve.sort_by_key(|line| line.depth);
     }
     curves
+}
+
+/// The limits of a curve by depth, unless one of them is above `highest`: a part of
+/// them would look like all.
+fn limits(curve: &[&Line], highest: f64) -> Vec<(i64, f64)> {
+    let limit = |line: &&Line| Some((line.depth as i64, line.limit_tokens_per_second?));
+    let limits: Vec<(i64, f64)> = curve.iter().filter_map(limit).collect();
+    match limits.iter().all(|at| at.1 <= highest) {
+        true => limits,
+        false => Vec::new(),
+    }
 }
 
 fn title(report: &Report) -> String {

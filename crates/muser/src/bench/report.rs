@@ -4,7 +4,7 @@
 //! their limit is by the bandwidth from before the works. JSON and CSV come at the
 //! end, with the better one of before and after.
 
-use super::workload::Work;
+use super::workload::{Part, Work};
 use crate::terminal;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -21,6 +21,8 @@ pub struct Scope {
     /// Where the weights lie.
     pub weights: &'static str,
     pub kv: String,
+    /// The drafter's file.
+    pub drafter: Option<String>,
     pub repetitions: usize,
 }
 
@@ -40,8 +42,10 @@ pub struct Report {
 /// One work.
 #[derive(Debug, Serialize)]
 pub struct Line {
-    /// `prefill` or `decode`.
+    /// `prefill`, `decode`, `draft` or `round`.
     pub work: &'static str,
+    /// Tokens of a draft.
+    pub n_drafted: Option<usize>,
     pub n_tokens: usize,
     pub depth: usize,
     pub n_sequences: usize,
@@ -78,16 +82,26 @@ impl Line {
         let n = seconds.len();
         let median = (seconds[(n - 1) / 2] + seconds[n / 2]) / 2.0;
         let n_tokens = work.n_tokens() as f64;
-        let (name, n_each, depth, n_sequences) = match work {
-            Work::Prefill { n_tokens } => ("prefill", n_tokens, 0, 1),
+        let (name, n_each, depth, n_drafted) = match work {
+            Work::Prefill { n_tokens } => ("prefill", n_tokens, 0, None),
             Work::Decode {
-                n_tokens,
+                n_tokens, depth, ..
+            } => ("decode", n_tokens, depth, None),
+            Work::Speculate {
+                part,
+                n_drafted,
+                n_rounds,
                 depth,
-                n_sequences,
-            } => ("decode", n_tokens, depth, n_sequences),
+                ..
+            } => match part {
+                Part::Draft => ("draft", n_drafted * n_rounds, depth, Some(n_drafted)),
+                Part::Round => ("round", n_rounds, depth, Some(n_drafted)),
+            },
         };
+        let n_sequences = work.n_sequences();
         Line {
             work: name,
+            n_drafted,
             n_tokens: n_each,
             depth,
             n_sequences,
@@ -114,8 +128,9 @@ impl Line {
     pub fn row(&self) -> String {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
         let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
+        let n_drafted = self.n_drafted.map_or(String::new(), |n| format!(" {n}"));
         columns([
-            self.work,
+            &format!("{}{n_drafted}", self.work),
             &self.n_tokens.to_string(),
             &self.depth.to_string(),
             &self.n_sequences.to_string(),
@@ -151,8 +166,10 @@ fn columns(cells: [&str; 10]) -> String {
 impl Scope {
     /// What stands above the rows of the table.
     pub fn head(&self) -> String {
+        let drafter = self.drafter.as_ref();
+        let drafter = drafter.map_or(String::new(), |name| format!(", drafter {name}"));
         let title = format!(
-            "{}: {} on {}, weights {}, kv {}; medians of {}\n",
+            "{}: {} on {}, weights {}, kv {}{drafter}; medians of {}\n",
             self.model, self.quantization, self.device, self.weights, self.kv, self.repetitions,
         );
         let names = [
@@ -184,6 +201,10 @@ impl Report {
         if let Some(resident) = self.resident_bytes {
             let resident = terminal::bytes(resident);
             foot = format!("\n{resident} resident beside the weights");
+        }
+        if self.lines.iter().any(|line| line.n_drafted.is_some()) {
+            foot += "\ndraft: drafted tokens; round: draft, verify, and one token kept, which is the \
+                     least; each drafted one that is right is one more";
         }
         let read = self.lines.iter().filter_map(|l| l.bytes_per_pass).min();
         let Some(read_bytes) = read else {

@@ -1,9 +1,11 @@
 //! What is measured, and how it is run.
 
 use crate::{interrupt, terminal};
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use indicatif::ProgressBar;
-use model::{Batch, Forward, Input, PagePool, Row, RowOutput, SequencePages, Want};
+use model::{
+    Batch, DraftRequest, Forward, Input, Outputs, PagePool, Row, RowOutput, SequencePages, Want,
+};
 use std::fmt;
 use std::time::Instant;
 
@@ -24,6 +26,28 @@ pub enum Work {
         /// Sequences.
         n_sequences: usize,
     },
+    /// Speculating, for several sequences together.
+    Speculate {
+        /// What of it.
+        part: Part,
+        /// Tokens of a draft.
+        n_drafted: usize,
+        /// How often. A round keeps one token, so that depths are those of decode.
+        n_rounds: usize,
+        /// Tokens that each sequence has before.
+        depth: usize,
+        /// Sequences.
+        n_sequences: usize,
+    },
+}
+
+/// A part of speculation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Making a draft.
+    Draft,
+    /// Making a draft, verifying it, keeping what is right.
+    Round,
 }
 
 impl Work {
@@ -34,6 +58,12 @@ impl Work {
             Work::Decode {
                 n_tokens, depth, ..
             } => depth.saturating_add(n_tokens),
+            Work::Speculate {
+                n_drafted,
+                n_rounds,
+                depth,
+                ..
+            } => depth.saturating_add(n_rounds).saturating_add(n_drafted),
         }
     }
 
@@ -41,7 +71,7 @@ impl Work {
     pub fn n_sequences(self) -> usize {
         match self {
             Work::Prefill { .. } => 1,
-            Work::Decode { n_sequences, .. } => n_sequences,
+            Work::Decode { n_sequences, .. } | Work::Speculate { n_sequences, .. } => n_sequences,
         }
     }
 
@@ -50,6 +80,7 @@ impl Work {
         match self {
             Work::Prefill { .. } => 1,
             Work::Decode { n_tokens, .. } => n_tokens,
+            Work::Speculate { n_rounds, .. } => n_rounds,
         }
     }
 
@@ -60,19 +91,38 @@ impl Work {
             Work::Prefill { .. } => 0,
             Work::Decode {
                 depth, n_sequences, ..
+            }
+            | Work::Speculate {
+                depth, n_sequences, ..
             } => depth * n_sequences,
         };
-        before.saturating_add(
-            repetitions
-                .saturating_add(1)
-                .saturating_mul(self.n_tokens()),
-        )
+        let each = match self {
+            Work::Speculate {
+                part: Part::Round,
+                n_drafted,
+                n_rounds,
+                n_sequences,
+                ..
+            } => (1 + n_drafted) * n_rounds * n_sequences,
+            _ => self.n_tokens(),
+        };
+        before.saturating_add(repetitions.saturating_add(1).saturating_mul(each))
     }
 
-    /// Tokens of one repetition.
+    /// Tokens of one repetition: those drafted, or those kept.
     pub fn n_tokens(self) -> usize {
         match self {
             Work::Prefill { n_tokens } => n_tokens,
+            Work::Speculate {
+                part,
+                n_drafted,
+                n_rounds,
+                n_sequences,
+                ..
+            } => match part {
+                Part::Draft => n_drafted * n_rounds * n_sequences,
+                Part::Round => n_rounds * n_sequences,
+            },
             Work::Decode {
                 n_tokens,
                 n_sequences,
@@ -93,6 +143,20 @@ impl fmt::Display for Work {
             } => {
                 let sequences = terminal::count(n_sequences, "sequence");
                 write!(f, "decode {n_tokens} at depth {depth}, {sequences}")
+            }
+            Work::Speculate {
+                part,
+                n_drafted,
+                depth,
+                n_sequences,
+                ..
+            } => {
+                let sequences = terminal::count(n_sequences, "sequence");
+                let part = match part {
+                    Part::Draft => "draft",
+                    Part::Round => "round",
+                };
+                write!(f, "{part} {n_drafted} at depth {depth}, {sequences}")
             }
         }
     }
@@ -123,6 +187,9 @@ impl Runner {
         let mut bases = Vec::new();
         if let Work::Decode {
             depth, n_sequences, ..
+        }
+        | Work::Speculate {
+            depth, n_sequences, ..
         } = work
         {
             for seq in 0..n_sequences {
@@ -139,6 +206,12 @@ impl Runner {
             let taken = match work {
                 Work::Prefill { n_tokens } => self.prefill(n_tokens)?,
                 Work::Decode { n_tokens, .. } => self.decode(&bases, n_tokens)?,
+                Work::Speculate {
+                    part,
+                    n_drafted,
+                    n_rounds,
+                    ..
+                } => self.speculate(&bases, part, n_drafted, n_rounds)?,
             };
             if repetition > 0 {
                 seconds.push(taken);
@@ -177,7 +250,8 @@ impl Runner {
             if end == n_tokens {
                 batch.want_last();
             }
-            self.pass(&batch, std::slice::from_mut(pages), (end - start) as u32)?;
+            let n_rows = (end - start) as u32;
+            self.pass(&batch, std::slice::from_mut(pages), n_rows, n_rows)?;
         }
         Ok(())
     }
@@ -199,7 +273,7 @@ impl Runner {
                 wanted: (0..rows.len() as u32).collect(),
                 rows,
             };
-            outcome = self.pass(&batch, &mut branches, 1);
+            outcome = self.pass(&batch, &mut branches, 1, 1);
             if outcome.is_err() || interrupt::is_requested() {
                 break;
             }
@@ -211,12 +285,77 @@ impl Runner {
         outcome.map(|()| seconds)
     }
 
-    /// One pass that gives each sequence `n_rows` rows.
+    /// Drafts on branches of `bases`, and verifies that if it is part of it.
+    fn speculate(
+        &mut self,
+        bases: &[SequencePages],
+        part: Part,
+        n_drafted: usize,
+        n_rounds: usize,
+    ) -> anyhow::Result<f64> {
+        let mut branches: Vec<SequencePages> =
+            bases.iter().map(|b| b.branch(&mut self.pool)).collect();
+        let start = Instant::now();
+        let mut outcome = Ok(());
+        for _ in 0..n_rounds {
+            outcome = self.round(&mut branches, part, n_drafted);
+            if outcome.is_err() || interrupt::is_requested() {
+                break;
+            }
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        for branch in &mut branches {
+            branch.clear(&mut self.pool);
+        }
+        outcome.map(|()| seconds)
+    }
+
+    /// One round. Without a drafter the draft is some tokens.
+    fn round(
+        &mut self,
+        sequences: &mut [SequencePages],
+        part: Part,
+        n_drafted: usize,
+    ) -> anyhow::Result<()> {
+        let newest = |(seq, pages): (usize, &SequencePages)| self.token(seq, pages.len() as usize);
+        let newest: Vec<u32> = sequences.iter().enumerate().map(newest).collect();
+        let request = |(seq, &anchor): (u32, &u32)| DraftRequest {
+            seq,
+            anchor,
+            n_draft: n_drafted,
+        };
+        let requests: Vec<DraftRequest> = (0..).zip(&newest).map(request).collect();
+        let drafts: Vec<Vec<u32>> = match self.model.drafter() {
+            Some(_) => {
+                let tables: Vec<&SequencePages> = sequences.iter().collect();
+                let drafts = self.model.draft(&requests, &tables, Want::Argmax)?;
+                drafts
+                    .into_iter()
+                    .map(best_tokens)
+                    .collect::<Result<_, _>>()?
+            }
+            None => newest.iter().map(|&token| vec![token; n_drafted]).collect(),
+        };
+        if part == Part::Draft {
+            self.bar.inc((n_drafted * sequences.len()) as u64);
+            return Ok(());
+        }
+        let mut batch = Batch::default();
+        for (seq, (pages, draft)) in sequences.iter().zip(&drafts).enumerate() {
+            batch.push(seq as u32, pages.len(), &newest[seq..=seq]);
+            batch.push(seq as u32, pages.len() + 1, draft);
+        }
+        batch.wanted = (0..batch.rows.len() as u32).collect();
+        self.pass(&batch, sequences, 1 + n_drafted as u32, 1)
+    }
+
+    /// One pass that gives each sequence `n_rows` rows, of which `n_kept` stay.
     fn pass(
         &mut self,
         batch: &Batch,
         sequences: &mut [SequencePages],
         n_rows: u32,
+        n_kept: u32,
     ) -> anyhow::Result<()> {
         for pages in sequences.iter_mut() {
             let copies = pages.reserve(&mut self.pool, n_rows)?;
@@ -230,7 +369,7 @@ impl Runner {
             ensure!(is_finite, "the model gives logits that are not finite");
         }
         for pages in sequences {
-            pages.accept(&mut self.pool, n_rows);
+            pages.accept(&mut self.pool, n_kept);
         }
         self.bar.inc(batch.rows.len() as u64);
         Ok(())
@@ -241,4 +380,13 @@ impl Runner {
         let n_vocab = self.model.config().n_vocab;
         ((pos * 7919 + seq * 104_729 + 17) % n_vocab) as u32
     }
+}
+
+/// The tokens of a draft.
+fn best_tokens(outputs: Outputs) -> anyhow::Result<Vec<u32>> {
+    let token = |output: RowOutput| match output {
+        RowOutput::Argmax { token, .. } => Ok(token),
+        _ => bail!("the drafter gives logits that are not finite"),
+    };
+    outputs.into_iter().map(token).collect()
 }

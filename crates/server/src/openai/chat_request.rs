@@ -99,6 +99,16 @@ const REFUSED: &[Refused] = &[
         neutral: &[],
         advice: "use response_format",
     },
+    Refused {
+        name: "chat_template",
+        neutral: &[],
+        advice: "it is chosen when the server starts, with --chat-template",
+    },
+    Refused {
+        name: "continue_final_message",
+        neutral: &["false"],
+        advice: "an answer is a message of its own",
+    },
 ];
 
 /// The fields that only a chat has.
@@ -154,17 +164,26 @@ pub struct ChatFields {
 
 /// What an answer has to look like.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum ResponseFormat {
+pub struct ResponseFormat {
+    /// `text`, `json_object` or `json_schema`.
+    pub r#type: FormatKind,
+    /// With `json_schema`: the schema and its name.
+    pub json_schema: Option<NamedSchema>,
+    /// With `json_object`: a schema without a name; an addition of ours.
+    #[schema(value_type = Option<Object>)]
+    pub schema: Option<Value>,
+}
+
+/// The kinds of answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FormatKind {
     /// Any text.
     Text,
     /// Some JSON object.
     JsonObject,
     /// JSON that a schema allows.
-    JsonSchema {
-        /// The schema and its name.
-        json_schema: NamedSchema,
-    },
+    JsonSchema,
 }
 
 /// A JSON schema with its name.
@@ -199,9 +218,10 @@ impl Fields for ChatFields {
         let chat = model.chat()?;
         self.check_labels()?;
         let tools = self.tools(chat)?;
+        let (format, answer) = self.answer()?;
         let settings = TurnSettings {
             stop: generation.stops()?,
-            answer: self.answer()?,
+            answer,
             tool_choice: self.tool_choice(&tools)?,
             tools: Arc::clone(&tools),
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
@@ -218,7 +238,8 @@ impl Fields for ChatFields {
         let conversation = self.conversation(model, chat, &tools, context.ignored)?;
         let segments = chat.template.render(&conversation);
         let segments = segments.map_err(|error| ApiError::invalid("messages", error))?;
-        let (guide, reader) = chat.guides.turn(&settings).map_err(of_text)?;
+        let turn = chat.guides.turn(&settings);
+        let (guide, reader) = turn.map_err(|error| of_text(error, format))?;
         let (tokenizer, memo) = (&model.tokenizer, &chat.memo);
         let text::Prompt { tokens, cuts } =
             text::Prompt::new(tokenizer, &chat.format, &segments, Some(&**memo));
@@ -368,14 +389,10 @@ impl ChatFields {
         }
     }
 
-    fn answer(&self) -> Result<AnswerFormat, ApiError> {
-        let format = match &self.response_format {
-            None | Some(ResponseFormat::Text) => None,
-            Some(ResponseFormat::JsonObject) => Some(AnswerFormat::JsonObject),
-            Some(ResponseFormat::JsonSchema { json_schema }) => {
-                Some(AnswerFormat::JsonSchema(json_schema.schema.clone()))
-            }
-        };
+    /// The rule for the answer and the field that it is from.
+    fn answer(&self) -> Result<(Option<&'static str>, AnswerFormat), ApiError> {
+        let format = self.response_format.as_ref();
+        let format = format.map(ResponseFormat::rule).transpose()?.flatten();
         let given = [
             ("response_format", format),
             ("regex", self.regex.clone().map(AnswerFormat::Regex)),
@@ -383,8 +400,8 @@ impl ChatFields {
         ];
         let mut given = given.into_iter().filter_map(|(name, f)| Some((name, f?)));
         match (given.next(), given.next()) {
-            (None, _) => Ok(AnswerFormat::Text),
-            (Some((_, format)), None) => Ok(format),
+            (None, _) => Ok((None, AnswerFormat::Text)),
+            (Some((name, format)), None) => Ok((Some(name), format)),
             (Some((first, _)), Some((second, _))) => Err(ApiError::value(
                 second,
                 format_args!("it beside {first}"),
@@ -414,8 +431,13 @@ impl ChatFields {
         let level = match &self.reasoning_effort {
             None => None,
             Some(word) => Some(word.parse::<Reasoning>().map_err(|_| {
-                let found = gguf::shown(word);
-                ApiError::value("reasoning_effort", found, "low, medium, high or xhigh")
+                let expected = match word.as_str() {
+                    "none" => {
+                        "low, medium, high or xhigh; reasoning_budget 0 asks for no reasoning"
+                    }
+                    _ => "low, medium, high or xhigh",
+                };
+                ApiError::value("reasoning_effort", gguf::shown(word), expected)
             })?),
         };
         if level.is_some() && !chat.template.uses_variable("reasoning_strength") {
@@ -448,6 +470,38 @@ impl ChatFields {
             set_variable(&mut conversation, chat, name, value, ignored)?;
         }
         Ok(conversation)
+    }
+}
+
+impl ResponseFormat {
+    /// The rule; none for any text.
+    fn rule(&self) -> Result<Option<AnswerFormat>, ApiError> {
+        let beside = |field: &str| {
+            let kind = match self.r#type {
+                FormatKind::Text => "text",
+                FormatKind::JsonObject => "json_object",
+                FormatKind::JsonSchema => "json_schema",
+            };
+            let expected = format!("none beside the type {kind}");
+            ApiError::value(format!("response_format.{field}"), "a schema", expected)
+        };
+        match (self.r#type, &self.json_schema, &self.schema) {
+            (FormatKind::Text, None, None) => Ok(None),
+            (FormatKind::JsonObject, None, None) => Ok(Some(AnswerFormat::JsonObject)),
+            (FormatKind::JsonObject, None, Some(schema)) => {
+                Ok(Some(AnswerFormat::JsonSchema(schema.clone())))
+            }
+            (FormatKind::JsonSchema, Some(named), None) => {
+                Ok(Some(AnswerFormat::JsonSchema(named.schema.clone())))
+            }
+            (FormatKind::JsonSchema, None, _) => Err(ApiError::value(
+                "response_format.json_schema",
+                "none",
+                "an object with the field schema",
+            )),
+            (FormatKind::Text | FormatKind::JsonObject, Some(_), _) => Err(beside("json_schema")),
+            (FormatKind::Text | FormatKind::JsonSchema, _, Some(_)) => Err(beside("schema")),
+        }
     }
 }
 
@@ -581,7 +635,14 @@ fn set_variable(
     Ok(())
 }
 
-/// What the text side says of a request, by the field that is meant.
-pub(crate) fn of_text(error: text::Error) -> ApiError {
-    ApiError::bad("invalid_value", None, error)
+/// What the text side says of a request, by the field that is meant; `format` is
+/// the one that the rule for the answer is from.
+pub(crate) fn of_text(error: text::Error, format: Option<&'static str>) -> ApiError {
+    use text::Error;
+    let param = match error {
+        Error::Grammar { .. } | Error::GrammarTooLarge { .. } => format,
+        Error::ToolNotCallable { .. } | Error::ToolSchema { .. } => Some("tools"),
+        _ => None,
+    };
+    ApiError::bad("invalid_value", param.map(str::to_string), error)
 }

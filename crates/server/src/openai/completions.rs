@@ -41,6 +41,26 @@ const REFUSED: &[Refused] = &[
         neutral: &[r#""""#],
         advice: "this model continues text, it does not fill gaps",
     },
+    Refused {
+        name: "messages",
+        neutral: &[],
+        advice: "/v1/chat/completions answers conversations",
+    },
+    Refused {
+        name: "max_completion_tokens",
+        neutral: &[],
+        advice: "its name here is max_tokens",
+    },
+    Refused {
+        name: "response_format",
+        neutral: &[r#"{"type":"text"}"#],
+        advice: "use regex or grammar",
+    },
+    Refused {
+        name: "top_logprobs",
+        neutral: &["0"],
+        advice: "logprobs says how many",
+    },
 ];
 
 /// The fields that only a completion has.
@@ -134,17 +154,18 @@ impl Fields for CompletionFields {
             cache: generation.cache(),
             deadline,
         };
+        let (format, answer) = match (&self.regex, &self.grammar) {
+            (None, None) => (None, AnswerFormat::Text),
+            (Some(regex), None) => (Some("regex"), AnswerFormat::Regex(regex.clone())),
+            (None, Some(grammar)) => (Some("grammar"), AnswerFormat::Lark(grammar.clone())),
+            (Some(_), Some(_)) => {
+                let expected = "one rule for the answer";
+                return Err(ApiError::value("grammar", "it beside regex", expected));
+            }
+        };
         let settings = TurnSettings {
             stop: generation.stops()?,
-            answer: match (&self.regex, &self.grammar) {
-                (None, None) => AnswerFormat::Text,
-                (Some(regex), None) => AnswerFormat::Regex(regex.clone()),
-                (None, Some(grammar)) => AnswerFormat::Lark(grammar.clone()),
-                (Some(_), Some(_)) => {
-                    let expected = "one rule for the answer";
-                    return Err(ApiError::value("grammar", "it beside regex", expected));
-                }
-            },
+            answer,
             ..TurnSettings::default()
         };
         let is_echo = self.echo.unwrap_or(false);
@@ -164,7 +185,8 @@ impl Fields for CompletionFields {
             false => String::new(),
         };
         let echoes = token_lists.iter().map(echo).collect();
-        let (guide, reader) = model.completions.turn(&settings).map_err(of_text)?;
+        let turn = model.completions.turn(&settings);
+        let (guide, reader) = turn.map_err(|error| of_text(error, format))?;
         let prompts = token_lists.into_iter().map(|tokens| Prompt {
             tokens,
             cuts: Vec::new(),
