@@ -89,6 +89,17 @@ struct Places {
     rounds: [u64; 2],
 }
 
+/// Is the sum of exponentials wanted?
+fn is_summed(want: &Want) -> bool {
+    matches!(
+        want,
+        Want::TopK {
+            logsumexp: true,
+            ..
+        }
+    )
+}
+
 impl Cuda {
     /// Answers `want`, one for each row of `logits`.
     pub(crate) fn select_rows(
@@ -111,15 +122,6 @@ impl Cuda {
         };
         let k = want.iter().map(most).max().unwrap_or(0);
         let k = if k > MAX_TOP { 0 } else { k };
-        let is_summed = |w: &Want| {
-            matches!(
-                w,
-                Want::TopK {
-                    logsumexp: true,
-                    ..
-                }
-            )
-        };
         let places = self.places(rows, k)?;
         self.largest(rows, &places);
         if want.iter().any(is_summed) {
