@@ -6,8 +6,8 @@
 
 use crate::Error;
 use crate::engine::Generated;
-use crate::sampler::{LogProbs, RowsNeeded, Sampler};
-use model::{Constraint, RowOutput, TokenMask, Want};
+use crate::sampler::{LogProbs, RowsNeeded, SampleError, Sampler};
+use model::{Constraint, Guide, RowOutput, TokenMask, Want};
 
 /// The constraint; as an error, the token that it forces and that does not exist.
 pub(crate) fn checked(constraint: Constraint, n_vocab: usize) -> Result<Constraint, u32> {
@@ -39,6 +39,16 @@ pub(crate) fn wanted(
         },
         RowsNeeded::Full => Want::Full,
     })
+}
+
+/// The error; where the guide says why no token fits, with its reason.
+pub(crate) fn explained(error: Error, guide: &dyn Guide) -> Error {
+    match (&error, guide.failure()) {
+        (Error::Sample(SampleError::EmptyMask { .. }), Some(reason)) => {
+            Error::GuideFailed { reason }
+        }
+        _ => error,
+    }
 }
 
 /// The token that follows `history`, from the output of its newest row: at

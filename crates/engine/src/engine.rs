@@ -5,9 +5,9 @@
 //! It sees no text: what may come next and where an answer ends is the guide's
 //! affair.
 
-use crate::Error;
-use crate::choice::{checked, choose, wanted};
+use crate::choice::{checked, choose, explained, wanted};
 use crate::cost::CostModel;
+use crate::error::{Error, PromptError};
 use crate::sampler::{Sampler, SamplerSettings};
 use crate::sequence::Sequence;
 use crate::speculate::{
@@ -168,7 +168,7 @@ impl Engine {
     /// row to `each` (position, output), as `want` asks of that position.
     ///
     /// # Errors
-    /// [`Error::PromptTooLong`], [`Error::NonFiniteLogits`]; page exhaustion and
+    /// [`PromptError::TooLong`], [`Error::NonFiniteLogits`]; page exhaustion and
     /// device errors. The rows of passes before the failed one stay.
     pub fn compute(
         &mut self,
@@ -177,7 +177,10 @@ impl Engine {
         mut each: impl FnMut(usize, RowOutput),
     ) -> Result<(), Error> {
         if sequence.len() > self.n_ctx {
-            return Err(self.too_long(sequence));
+            return Err(Error::Prompt(PromptError::TooLong {
+                n_tokens: sequence.len(),
+                n_ctx: self.n_ctx,
+            }));
         }
         while sequence.n_computed() < sequence.len() {
             let start = sequence.n_computed();
@@ -237,13 +240,6 @@ impl Engine {
         Ok(outputs)
     }
 
-    fn too_long(&self, sequence: &Sequence) -> Error {
-        Error::PromptTooLong {
-            n_tokens: sequence.len(),
-            n_ctx: self.n_ctx,
-        }
-    }
-
     /// Forgets every token from `len` on.
     ///
     /// # Errors
@@ -280,9 +276,9 @@ impl Engine {
     /// is in the sequence, but not computed.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::PromptTooLong`],
-    /// [`Error::NonFiniteLogits`], [`model::Error::TokenUnknown`] for a forced
-    /// token outside the vocabulary, and those of the sampler and the device.
+    /// [`Error::Prompt`], [`Error::NonFiniteLogits`], [`model::Error::TokenUnknown`] for a forced
+    /// token outside the vocabulary, [`Error::GuideFailed`], and those of the
+    /// sampler and the device.
     /// What was generated before an error stays.
     pub fn generate(
         &mut self,
@@ -292,12 +288,7 @@ impl Engine {
         receive: &mut dyn Receive,
     ) -> Result<Generation, Error> {
         let sampler = Sampler::new(request.sampling.clone(), self.model.config().n_vocab)?;
-        if sequence.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        if sequence.len() >= self.n_ctx {
-            return Err(self.too_long(sequence));
-        }
+        PromptError::check(sequence.len(), self.n_ctx)?;
         let mut done = Generation {
             ending: Ending::MaxTokens,
             n_prefill: sequence.len() - sequence.n_computed(),
@@ -347,7 +338,8 @@ impl Engine {
                 &mut sampler,
                 &constraint,
                 output,
-            )?;
+            );
+            let next = next.map_err(|error| explained(error, guide))?;
             sequence.push(&[next.token]);
             done.n_generated += 1;
             match done.n_generated {

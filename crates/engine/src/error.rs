@@ -2,6 +2,39 @@
 
 use crate::sampler::SampleError;
 
+/// Why a prompt of some length cannot be continued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PromptError {
+    /// There is nothing to continue.
+    #[error("the prompt has no tokens; at least one is needed to continue from")]
+    Empty,
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {n_tokens} tokens, but the context holds {n_ctx} and one place must be \
+         left for the answer"
+    )]
+    TooLong {
+        /// Tokens of the whole sequence with the prompt.
+        n_tokens: usize,
+        /// Tokens the context holds.
+        n_ctx: usize,
+    },
+}
+
+impl PromptError {
+    /// Checks that a prompt of `n_tokens` can be continued in a context of `n_ctx`.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub(crate) fn check(n_tokens: usize, n_ctx: usize) -> Result<(), PromptError> {
+        match n_tokens {
+            0 => Err(PromptError::Empty),
+            _ if n_tokens >= n_ctx => Err(PromptError::TooLong { n_tokens, n_ctx }),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Why the engine could not do what a request asked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -11,20 +44,9 @@ pub enum Error {
     /// The sampler's settings or a row it could not use.
     #[error(transparent)]
     Sample(#[from] SampleError),
-    /// There is nothing to continue.
-    #[error("the prompt has no tokens; at least one is needed to continue from")]
-    EmptyPrompt,
-    /// The prompt leaves no room for an answer.
-    #[error(
-        "the prompt has {n_tokens} tokens, but the context holds {n_ctx} and one place must be \
-         left for the answer"
-    )]
-    PromptTooLong {
-        /// Tokens of the whole sequence with the prompt.
-        n_tokens: usize,
-        /// Tokens the context holds.
-        n_ctx: usize,
-    },
+    /// The length of the prompt.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
     /// More context was asked for than the model has.
     #[error("a context of {found} tokens is outside what this model can hold: 2 to {n_ctx}")]
     Context {
@@ -32,6 +54,12 @@ pub enum Error {
         found: usize,
         /// Tokens the model was trained for.
         n_ctx: usize,
+    },
+    /// The guide lets no token through.
+    #[error("the answer cannot go on: {reason}")]
+    GuideFailed {
+        /// The guide's own words.
+        reason: String,
     },
     /// The logits of a row hold a NaN or an infinity.
     #[error(

@@ -4,8 +4,8 @@
 //! reader would get wrong: a listener that says `Break` hears nothing more, not
 //! even that its job has ended.
 
-use crate::Error;
 use crate::engine::{Ending, Generated};
+use crate::error::{Error, PromptError};
 use crate::sampler::{SampleError, SamplerSettings};
 use model::Guide;
 use std::ops::ControlFlow;
@@ -148,20 +148,9 @@ pub enum Refusal {
         /// What happened.
         why: String,
     },
-    /// There is nothing to continue.
-    #[error("the prompt has no tokens; at least one is needed to continue from")]
-    EmptyPrompt,
-    /// The prompt leaves no room for an answer.
-    #[error(
-        "the prompt has {n_tokens} tokens, but the context holds {n_ctx} and one place must be \
-         left for the answer"
-    )]
-    PromptTooLong {
-        /// Tokens of the prompt.
-        n_tokens: usize,
-        /// Tokens the context holds.
-        n_ctx: usize,
-    },
+    /// The length of the prompt.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
     /// A token of the prompt, or the first that the guide forces, does not exist.
     #[error("token {token} is not in the vocabulary of {n_vocab}")]
     TokenUnknown {

@@ -18,7 +18,7 @@ mod worker;
 
 pub use cost::CostModel;
 pub use engine::{Ending, Engine, Generated, Generation, Receive, Request};
-pub use error::Error;
+pub use error::{Error, PromptError};
 pub use job::{CacheUse, Event, Job, Listen, Refusal, Timings};
 pub use metrics::{BUCKET_SECONDS, Histogram, Metrics};
 pub use prefix::{CacheKey, Cut, PrefixCache, REGULAR_CUT_TOKENS};

@@ -15,7 +15,7 @@ use crate::sampler::{Sampler, choice_seed};
 use crate::sequence::Sequence;
 use crate::speculate::{Speculation, SpeculationInfo, Speculator};
 use crate::worker::{Choice, Command, Live, Worker};
-use crate::{Error, JobId};
+use crate::{Error, JobId, PromptError};
 use model::{Architecture, Forward, KvType};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -257,12 +257,7 @@ impl Handle {
             ..
         } = self.shared.info;
         let n_tokens = job.tokens.len();
-        if n_tokens == 0 {
-            return Err(Refusal::EmptyPrompt);
-        }
-        if n_tokens >= n_ctx {
-            return Err(Refusal::PromptTooLong { n_tokens, n_ctx });
-        }
+        PromptError::check(n_tokens, n_ctx)?;
         if let Some(&token) = job.tokens.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(Refusal::TokenUnknown { token, n_vocab });
         }

@@ -3,11 +3,11 @@
 mod common;
 
 use common::{
-    ALL, PAGE, Toy, end, expected, greedy, hear, hold, job, prompt, run, seeded, service,
+    ALL, PAGE, Script, Toy, end, expected, greedy, hear, hold, job, prompt, run, seeded, service,
     service_of, settings,
 };
-use engine::{Event, Service, Settings};
-use model::DeviceError;
+use engine::{Event, Service, Settings, choice_seed};
+use model::{DeviceError, Guide};
 use std::sync::Arc;
 
 #[test]
@@ -33,11 +33,45 @@ fn sequences_that_lose_their_pages_go_on_with_the_same_bits() {
                 heard.answers[0] == expected(tokens, sampling, 800),
                 "other bits"
             );
+            // Others begin alike by chance, for a token or two.
+            let cached_tokens = heard.timings.cached_tokens;
+            assert!(
+                cached_tokens < 8,
+                "{cached_tokens}: its own rows are no hit"
+            );
         }
         let metrics = end(service, &handle);
         assert!(metrics.preemptions > 0, "a test of nothing: {metrics:?}");
         assert_eq!((metrics.completed, metrics.failed), (25, 0));
     }
+}
+
+/// Choices of an old job come after newer jobs in turn, and before them by age.
+#[test]
+fn choices_that_lose_their_pages_go_on_with_the_same_bits() {
+    const N_CHOICES: u32 = 4;
+    let (service, handle) = service(12, ALL);
+    let held = hold(&handle);
+    let submitted = (0..6).map(|i| {
+        let (mut job, events) = job(prompt(i, 30), seeded(i), 500);
+        let guide = || Box::new(Script::default()) as Box<dyn Guide>;
+        job.guides = (0..N_CHOICES).map(|_| guide()).collect();
+        handle.submit(job).expect("it is taken");
+        events
+    });
+    let submitted: Vec<_> = submitted.collect();
+    drop(held);
+    for (i, events) in (0..).zip(&submitted) {
+        let heard = hear(events);
+        assert_eq!(heard.failure, None);
+        for choice in 0..N_CHOICES {
+            let sampling = seeded(choice_seed(i, choice));
+            let expected = expected(&prompt(i, 30), &sampling, 500);
+            assert!(heard.answers[choice as usize] == expected, "other bits");
+        }
+    }
+    let metrics = end(service, &handle);
+    assert!(metrics.preemptions > 0, "a test of nothing: {metrics:?}");
 }
 
 #[test]

@@ -6,7 +6,9 @@ use common::{
     ALL, Heard, N_VOCAB, PAGE, Script, Toy, end, expected, greedy, hear, job, prompt, run, seeded,
     service, service_of, settings,
 };
-use engine::{CacheUse, Ending, Event, Handle, Refusal, Settings, State, choice_seed};
+use engine::{
+    CacheUse, Ending, Event, Handle, REGULAR_CUT_TOKENS, Refusal, Settings, State, choice_seed,
+};
 use model::{Constraint, DeviceError, Guide, TokenMask};
 use std::ops::ControlFlow;
 use std::sync::mpsc::channel;
@@ -157,6 +159,20 @@ fn named_cuts_are_returned_to() {
         unnamed <= 3 * PAGE && (1000..1005).contains(&named),
         "{unnamed}, {named}"
     );
+    end(service, &handle);
+}
+
+/// Where nobody names a cut, one is kept all the same every so many tokens.
+#[test]
+fn a_long_prompt_is_returned_to_at_its_regular_cuts() {
+    let (service, handle) = service(400, ALL);
+    let tokens = prompt(1, REGULAR_CUT_TOKENS + 800);
+    run(&handle, job(tokens.clone(), greedy(), 1));
+    let mut edited = tokens[..REGULAR_CUT_TOKENS + 100].to_vec();
+    edited.extend(prompt(77, 50));
+    let heard = run(&handle, job(edited, greedy(), 1));
+    let cached_tokens = heard.timings.cached_tokens;
+    assert!(cached_tokens >= REGULAR_CUT_TOKENS, "{cached_tokens}");
     end(service, &handle);
 }
 
@@ -589,6 +605,72 @@ fn a_guide_that_turns_wrong_fails_its_job() {
         "token mask: it allows none of 64 tokens, expected at least one",
     );
     assert_eq!(end(service, &handle).failed, 2);
+}
+
+/// Forced tokens need no pass to be known, but whoever is beside them does.
+#[test]
+fn a_long_text_that_is_forced_stops_nobody() {
+    const N_FORCED: usize = 5000;
+    let (service, handle) = service(400, 0);
+    let (sender, events) = channel();
+    let listen = |who: &'static str| {
+        let sender = sender.clone();
+        move |event: Event| {
+            if matches!(event, Event::Token { .. }) {
+                sender.send(who).ok();
+            }
+            ControlFlow::Continue(())
+        }
+    };
+    let (mut other, _) = job(prompt(2, 10), greedy(), 5000);
+    other.receive = Box::new(listen("other"));
+    handle.submit(other).expect("it is taken");
+    let (mut forced, _) = job(prompt(1, 10), greedy(), N_FORCED);
+    forced.logprobs = None;
+    forced.guides = vec![Box::new(Script {
+        constraints: vec![Constraint::Forced(7); N_FORCED],
+        ..Script::default()
+    })];
+    forced.receive = Box::new(listen("forced"));
+    handle.submit(forced).expect("it is taken");
+    handle.drain();
+    service.join().expect("no failure");
+    drop(sender);
+    let (mut n_at_once, mut most, mut n_forced) = (0, 0, 0);
+    for who in events.iter() {
+        n_at_once = if who == "forced" { n_at_once + 1 } else { 0 };
+        n_forced += usize::from(who == "forced");
+        most = most.max(n_at_once);
+    }
+    assert_eq!(n_forced, N_FORCED);
+    assert!(most <= 512, "{most} tokens between two of another answer");
+}
+
+#[test]
+fn a_guide_that_fails_says_why() {
+    #[derive(Clone)]
+    struct Failing;
+    impl Guide for Failing {
+        fn constraint(&mut self) -> Constraint {
+            Constraint::Masked(TokenMask::none(N_VOCAB))
+        }
+        fn accept(&mut self, _: u32) -> model::Verdict {
+            model::Verdict::Continue
+        }
+        fn failure(&self) -> Option<String> {
+            Some("no word rhymes".into())
+        }
+        fn fork(&self) -> Box<dyn Guide> {
+            Box::new(self.clone())
+        }
+    }
+    let (service, handle) = service(400, ALL);
+    let (mut job, events) = job(prompt(1, 20), greedy(), 9);
+    job.guides = vec![Box::new(Failing)];
+    let heard: Heard = run(&handle, (job, events));
+    let expected = "the answer cannot go on: no word rhymes";
+    assert_eq!(heard.failure.as_deref(), Some(expected));
+    end(service, &handle);
 }
 
 #[test]

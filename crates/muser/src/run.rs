@@ -250,7 +250,10 @@ fn print_start(args: &Args, file: &ModelFile, engine: &Engine, sampling: &Sampli
 
 /// The error; if the prompt is too long, with what would help.
 fn with_remedy(error: engine::Error, engine: &Engine) -> anyhow::Error {
-    if !matches!(error, engine::Error::PromptTooLong { .. }) {
+    if !matches!(
+        error,
+        engine::Error::Prompt(engine::PromptError::TooLong { .. })
+    ) {
         return error.into();
     }
     let trained = engine.model().config().n_ctx;

@@ -336,7 +336,7 @@ fn drafts_and_rounds_are_measured() {
         ];
         let outcome = muser(&[&flags[..], &["--draft", draft, "--draft-max", "3"]].concat());
         assert_eq!(outcome.code, 0, "{}", outcome.stderr);
-        let report: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
         let lines = report["lines"].as_array().expect("lines").clone();
         lines
             .into_iter()

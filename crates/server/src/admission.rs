@@ -6,20 +6,19 @@
 
 use crate::api_error::ApiError;
 use crate::app::{App, InFlight};
-use crate::body::{Ignored, Refused, parse_both};
-use crate::generation::{Deadline, GenerationFields};
+use crate::body::announce;
+use crate::fields::{Ignored, OwnFields, parse_both};
+use crate::generation::Deadline;
+use crate::generation_fields::GenerationFields;
 use crate::model::ServedModel;
 use crate::request::{Arrival, blocking};
 use crate::turn::{Prompt, Terms, Turns};
 use axum::body::Bytes;
 use axum::response::Response;
-use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
 /// The fields of a wire format, beside those of every generation.
-pub trait Fields: DeserializeOwned + Send + 'static {
-    /// Fields that it knows and cannot do.
-    const REFUSED: &'static [Refused];
+pub trait Fields: OwnFields + Send + 'static {
     /// What is kept beside the prompts.
     type Extra: Send + 'static;
 
@@ -83,8 +82,7 @@ pub async fn admit<F: Fields>(
     let model = Arc::clone(app.model()?);
     blocking(move || {
         arrival.log_prompt(&app.settings, &bytes);
-        let (fields, generation, mut ignored) =
-            parse_both::<F, GenerationFields>(&bytes, F::REFUSED)?;
+        let (fields, generation, mut ignored) = parse_both::<F>(&bytes)?;
         model.check_name(fields.model())?;
         generation.check_stream()?;
         let deadline = generation.deadline(arrival.at, app.settings.limits.deadline)?;
@@ -135,7 +133,7 @@ pub struct Notes(Ignored);
 impl Notes {
     /// The answer with them.
     pub fn on(&self, mut response: Response) -> Response {
-        self.0.announce(response.headers_mut());
+        announce(&self.0, response.headers_mut());
         response
     }
 }

@@ -5,10 +5,8 @@
 //! wrong: after the first byte of a stream there is no status any more; the
 //! same object then comes as an event, and the stream ends without `[DONE]`.
 
-use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use engine::{Refusal, SampleError};
+use engine::{PromptError, Refusal, SampleError};
+use http::StatusCode;
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Display;
@@ -192,10 +190,10 @@ impl From<Refusal> for ApiError {
             },
             Refusal::Draining => ApiError::unavailable("draining", refusal),
             Refusal::Unhealthy { .. } => ApiError::unavailable("unhealthy", refusal),
-            Refusal::PromptTooLong { .. } => {
+            Refusal::Prompt(PromptError::TooLong { .. }) => {
                 ApiError::bad("context_length_exceeded", None, refusal)
             }
-            Refusal::EmptyPrompt
+            Refusal::Prompt(PromptError::Empty)
             | Refusal::TokenUnknown { .. }
             | Refusal::Choices { .. }
             | Refusal::Sampler(_) => ApiError::bad("invalid_value", None, refusal),
@@ -206,18 +204,22 @@ impl From<Refusal> for ApiError {
 impl From<&engine::Error> for ApiError {
     fn from(error: &engine::Error) -> ApiError {
         match error {
-            // A rule for the answer that no token keeps is the request's own.
-            engine::Error::Sample(SampleError::EmptyMask { .. }) => {
-                ApiError::bad("answer_impossible", None, error)
-            }
+            // Rules for the answer that no token keeps, and a bias that leaves none,
+            // are the request's own.
+            engine::Error::GuideFailed { .. }
+            | engine::Error::Sample(
+                SampleError::EmptyMask { .. } | SampleError::NoCandidate { .. },
+            ) => ApiError::bad("answer_impossible", None, error),
             error => ApiError::internal(error),
         }
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
+#[cfg(feature = "http")]
+impl axum::response::IntoResponse for ApiError {
+    fn into_response(self) -> axum::response::Response {
+        use http::{HeaderValue, header};
+        let mut response = (self.status, axum::Json(self.body())).into_response();
         response.extensions_mut().insert(LoggedError {
             code: self.detail.code,
             param: self.detail.param,

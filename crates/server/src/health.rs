@@ -23,7 +23,11 @@ pub struct Health {
     get,
     path = "/health",
     tag = "operation",
-    responses((status = 200, body = Health), (status = 503, body = Health))
+    responses(
+        (status = 200, body = Health),
+        (status = 403, body = crate::api_error::ErrorBody),
+        (status = 503, body = Health)
+    )
 )]
 pub async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Health>) {
     let state = app.loaded().map(|model| model.handle.state());

@@ -1,11 +1,14 @@
 //! Connections: accepting, TLS, HTTP/1 and HTTP/2, closing in order.
 //!
 //! What one would get wrong: a client that does not read blocks nobody but its
-//! own connection, and that one is cut when a write has waited too long.
+//! own connection, and that one is cut when a write has waited too long; so is
+//! one that connects and asks for nothing.
 
 use crate::Error;
 use crate::settings::{Limits, TlsFiles};
 use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
@@ -15,13 +18,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
+use tower::ServiceExt;
 
 /// Requests that one HTTP/2 connection may have at a time.
 const STREAMS: u32 = 128;
@@ -176,9 +180,26 @@ async fn talk(
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .keep_alive_interval(limits.header_timeout);
-    let service = TowerToHyperService::new(router);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = watcher.watch(connection.into_owned()).await {
+    let first = Arc::new(Notify::new());
+    let arrived = Arc::clone(&first);
+    let router = router.map_request(move |request: Request<Incoming>| {
+        arrived.notify_one();
+        request
+    });
+    let connection =
+        builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let connection = watcher.watch(connection.into_owned());
+    tokio::pin!(connection);
+    // Until the first bytes say which version of HTTP it is, no other clock runs.
+    let ended = tokio::select! {
+        biased;
+        ended = &mut connection => ended,
+        () = first.notified() => connection.await,
+        () = tokio::time::sleep(limits.header_timeout) => {
+            return tracing::debug!("a connection asked for nothing in time");
+        }
+    };
+    if let Err(error) = ended {
         tracing::debug!(error, "a connection broke");
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::api_error::ApiError;
 use crate::app::App;
+use crate::model::ServedModel;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -19,6 +20,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use text::GuideFactory;
 
 /// The content type of the text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -47,9 +49,13 @@ impl Metrics {
         }
     }
 
-    /// Also shows the engine's numbers.
-    pub(crate) fn add_engine(&self, handle: Handle) {
-        self.registry().register_collector(Box::new(Engine(handle)));
+    /// Also shows the numbers of the engine and of the grammars.
+    pub(crate) fn add_model(&self, model: &ServedModel) {
+        let engine = Engine(model.handle.clone());
+        let grammars = Grammars(model.completions.clone());
+        let mut registry = self.registry();
+        registry.register_collector(Box::new(engine));
+        registry.register_collector(Box::new(grammars));
     }
 
     /// Counts an answer.
@@ -71,7 +77,10 @@ impl Metrics {
     get,
     path = "/metrics",
     tag = "operation",
-    responses((status = 200, body = String, content_type = "application/openmetrics-text"))
+    responses(
+        (status = 200, body = String, content_type = "application/openmetrics-text"),
+        crate::openapi::NotLetIn
+    )
 )]
 pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let mut text = String::new();
@@ -117,11 +126,67 @@ impl Collector for Engine {
     }
 }
 
+/// Copies the numbers of the grammars.
+struct Grammars(GuideFactory);
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Grammars")
+    }
+}
+
+impl Collector for Grammars {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let counts = self.0.grammar_counts();
+        let counters = [
+            (
+                "grammars_compiled",
+                "Grammars that were compiled",
+                counts.n_compiled,
+            ),
+            (
+                "grammars_found",
+                "Grammars that were kept from earlier requests",
+                counts.n_found,
+            ),
+        ];
+        counters
+            .into_iter()
+            .try_for_each(|counter| encode_counter(&mut encoder, counter))?;
+        let bytes = Some(&Unit::Bytes);
+        let held = (
+            "grammars",
+            "Grammars that are kept",
+            bytes,
+            counts.n_bytes as u64,
+        );
+        encode_gauge(&mut encoder, held)
+    }
+}
+
+fn encode_counter(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help, value): (&str, &str, u64),
+) -> Result<(), fmt::Error> {
+    let counter = ConstCounter::new(value);
+    let to = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+    counter.encode(to)
+}
+
+fn encode_gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help, unit, value): (&str, &str, Option<&Unit>, u64),
+) -> Result<(), fmt::Error> {
+    let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+    let to = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
+    gauge.encode(to)
+}
+
 fn encode_counters(
     encoder: &mut DescriptorEncoder<'_>,
     m: &engine::Metrics,
 ) -> Result<(), fmt::Error> {
-    for (name, help, value) in [
+    [
         ("jobs", "Jobs taken", m.requests),
         ("jobs_refused", "Jobs not taken", m.refused),
         (
@@ -177,12 +242,9 @@ fn encode_counters(
         ),
         ("passes", "Passes of the model", m.passes),
         ("rows", "Rows of all passes", m.rows),
-    ] {
-        let counter = ConstCounter::new(value);
-        let to = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
-        counter.encode(to)?;
-    }
-    Ok(())
+    ]
+    .into_iter()
+    .try_for_each(|counter| encode_counter(encoder, counter))
 }
 
 fn encode_gauges(
@@ -190,7 +252,7 @@ fn encode_gauges(
     m: &engine::Metrics,
 ) -> Result<(), fmt::Error> {
     let bytes = Some(&Unit::Bytes);
-    for (name, help, unit, value) in [
+    [
         (
             "sequences_running",
             "Sequences that run",
@@ -224,12 +286,9 @@ fn encode_gauges(
             bytes,
             m.kv_capacity_bytes,
         ),
-    ] {
-        let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-        let to = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
-        gauge.encode(to)?;
-    }
-    Ok(())
+    ]
+    .into_iter()
+    .try_for_each(|gauge| encode_gauge(encoder, gauge))
 }
 
 fn encode_times(

@@ -132,7 +132,7 @@ impl ServedModel {
     pub fn check_name(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
             Some(name) if !self.names.iter().any(|known| known == name) => Err(ApiError::http(
-                axum::http::StatusCode::NOT_FOUND,
+                http::StatusCode::NOT_FOUND,
                 "model_not_found",
                 format!(
                     "model: found {}, expected {}",

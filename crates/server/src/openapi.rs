@@ -7,9 +7,9 @@
 )]
 
 use crate::api_error::ErrorBody;
-use crate::generation::GenerationFields;
-use crate::openai::chat_request::ChatFields;
-use crate::openai::completions::CompletionFields;
+use crate::generation_fields::GenerationFields;
+use crate::openai::chat_fields::ChatFields;
+use crate::openai::completion_fields::CompletionFields;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -96,6 +96,43 @@ pub enum NoAnswer {
     /// The deadline has passed.
     #[response(status = 504)]
     Late(ErrorBody),
+}
+
+/// Why a text has no tokens, or tokens no text.
+#[derive(IntoResponses)]
+pub enum NoText {
+    /// A field is wrong.
+    #[response(status = 400)]
+    Invalid(ErrorBody),
+    /// The API key is missing or wrong.
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// The host is not this machine, and no API key is set.
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+    /// The body came too slowly.
+    #[response(status = 408)]
+    Slow(ErrorBody),
+    /// The body is too long.
+    #[response(status = 413)]
+    Long(ErrorBody),
+    /// The body is no JSON.
+    #[response(status = 415)]
+    NotJson(ErrorBody),
+    /// Starting.
+    #[response(status = 503)]
+    Unavailable(ErrorBody),
+}
+
+/// Why somebody is not let in.
+#[derive(IntoResponses)]
+pub enum NotLetIn {
+    /// The API key is missing or wrong.
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// The host is not this machine, and no API key is set.
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
 }
 
 /// A message of a conversation. Fields that are not named here reach the chat

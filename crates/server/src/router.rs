@@ -68,7 +68,8 @@ async fn admit(
 ) -> Result<Response, ApiError> {
     if app.settings.wants_local_host() {
         let named = request.headers().get(header::HOST);
-        let host = named.and_then(|host| host.to_str().ok());
+        // What is no text names no host of ours.
+        let host = named.map(|host| host.to_str().unwrap_or("\u{fffd}"));
         check_local_host(host.or_else(|| request.uri().authority().map(|a| a.as_str())))?;
     }
     if !OPEN_PATHS.contains(&request.uri().path()) {

@@ -161,7 +161,7 @@ impl Server {
     /// If there is a model already.
     pub fn serve(&self, parts: ModelParts) -> Result<(), Error> {
         let model = ServedModel::new(parts)?;
-        self.app.metrics.add_engine(model.handle.clone());
+        self.app.metrics.add_model(&model);
         self.app.set_model(model);
         Ok(())
     }

@@ -41,7 +41,7 @@ pub fn respond(turns: Turns, mut format: impl Format) -> Response {
     let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
     let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
     // Proxies such as nginx collect an answer unless they are told not to.
-    let no = axum::http::HeaderValue::from_static("no");
+    let no = http::HeaderValue::from_static("no");
     response.headers_mut().insert("x-accel-buffering", no);
     response
 }

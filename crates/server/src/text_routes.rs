@@ -2,10 +2,11 @@
 //! model.
 
 use crate::admission::admit;
-use crate::api_error::{ApiError, ErrorBody};
+use crate::api_error::ApiError;
 use crate::app::App;
-use crate::body::{Ignored, JsonBytes, parse};
-use crate::openai::chat_request::ChatFields;
+use crate::body::{JsonBytes, announce};
+use crate::fields::{Ignored, parse};
+use crate::openai::chat_fields::ChatFields;
 use crate::request::{Arrival, blocking};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -43,7 +44,7 @@ pub struct Tokens {
     path = "/tokenize",
     tag = "text",
     request_body = TokenizeRequest,
-    responses((status = 200, body = Tokens), (status = 400, body = ErrorBody))
+    responses((status = 200, body = Tokens), crate::openapi::NoText)
 )]
 pub async fn tokenize(
     State(app): State<Arc<App>>,
@@ -91,7 +92,7 @@ pub struct TextBody {
     path = "/detokenize",
     tag = "text",
     request_body = DetokenizeRequest,
-    responses((status = 200, body = TextBody), (status = 400, body = ErrorBody))
+    responses((status = 200, body = TextBody), crate::openapi::NoText)
 )]
 pub async fn detokenize(
     State(app): State<Arc<App>>,
@@ -143,7 +144,7 @@ pub struct PromptBody {
     path = "/apply-template",
     tag = "text",
     request_body = crate::openapi::ChatRequest,
-    responses((status = 200, body = PromptBody), (status = 400, body = ErrorBody))
+    responses((status = 200, body = PromptBody), crate::openapi::NoAnswer)
 )]
 pub async fn apply_template(
     State(app): State<Arc<App>>,
@@ -160,6 +161,6 @@ pub async fn apply_template(
 /// An answer, with what was ignored of the request.
 fn noted(body: impl Serialize, ignored: &Ignored) -> Response {
     let mut response = Json(body).into_response();
-    ignored.announce(response.headers_mut());
+    announce(ignored, response.headers_mut());
     response
 }

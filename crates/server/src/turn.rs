@@ -379,11 +379,10 @@ struct Choice {
     memory: Option<Memory>,
     tokens: Vec<u32>,
     n_reasoning: usize,
-    /// Bytes of the answer's tokens, and of its text that was given out.
-    n_bytes: usize,
+    /// Bytes of the answer's text that were given out.
     n_delivered: usize,
-    /// Tokens whose text is not given out yet, each with the bytes up to its
-    /// end: of a stop string's text nothing may be told.
+    /// Tokens whose text is not given out yet, each with the answer's bytes up to
+    /// its end: of a stop string's text nothing may be told.
     held: VecDeque<(usize, TokenLogprob)>,
 }
 
@@ -395,7 +394,6 @@ impl Choice {
             memory,
             tokens: Vec::new(),
             n_reasoning: 0,
-            n_bytes: 0,
             n_delivered: 0,
             held: VecDeque::new(),
         }
@@ -418,13 +416,12 @@ impl Choice {
             && place == Place::Answer
             && let Some(logprob) = logprob
         {
-            self.n_bytes += n_bytes;
             let entry = TokenLogprob {
                 token,
                 logprob,
                 top,
             };
-            self.held.push_back((self.n_bytes, entry));
+            self.held.push_back((self.reader.answer_bytes(), entry));
         }
         let logprobs = self.release(&events);
         (events, logprobs)

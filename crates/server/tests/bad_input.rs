@@ -215,6 +215,11 @@ fn fields_of_chats() {
             "messages[0].content[0]: found a part without text, expected a text: this server takes no images, sounds or files",
         ),
         (
+            json!({"messages": [{"role": "assistant", "content": "x", "function_call": {"name": "f"}}]}),
+            "messages[0].function_call",
+            "messages[0].function_call is not supported: use tool_calls",
+        ),
+        (
             json!({"messages": []}),
             "messages",
             "conversation: found no messages, expected at least one",
@@ -602,6 +607,25 @@ fn a_grammar_that_is_none_is_refused() {
 }
 
 #[test]
+fn rules_and_a_bias_that_leave_no_token_are_the_requests_own_fault() {
+    let server = TestServer::scripted(Setup::default());
+    let id = |text: &str| {
+        let ids = server.tokenizer.encode(text, text::Special::Text);
+        assert_eq!(ids.len(), 1, "{text}");
+        ids[0].to_string()
+    };
+    let bias = json!({ (id("a")): -100, (id("b")): -100 });
+    let body = chat(json!({"regex": "[ab]", "reasoning_budget": 0, "logit_bias": bias}));
+    let reply = server.post(CHAT, &body);
+    assert_eq!(reply.status, 400, "{}", reply.text);
+    assert_eq!(
+        message(&reply),
+        "logits: none of 4096 tokens is above minus infinity after bias and mask"
+    );
+    assert_eq!(reply.json()["error"]["code"], "answer_impossible");
+}
+
+#[test]
 fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
     let server = TestServer::scripted(Setup::default());
     let body = json!({"prompt": vec![5; 3000]});
@@ -641,6 +665,88 @@ fn fields_that_nobody_knows_are_let_through_and_named() {
         ),
         (chat(json!({"user": "me", "metadata": {"a": "b"}})), None),
     ] {
+        server.script(server.turn(" to=user<|message|>Hi.<|eot|>"));
+        let reply = server.post(CHAT, &body);
+        assert_eq!(reply.status, 200, "{body}: {}", reply.text);
+        assert_eq!(reply.header("x-muser-ignored"), ignored, "{body}");
+    }
+}
+
+#[test]
+fn a_list_is_no_object() {
+    let server = TestServer::scripted(Setup::default());
+    let schema = json!({"type": "object"});
+    for (fields, param) in [
+        (
+            json!({"stream": true, "stream_options": [true, false]}),
+            "stream_options",
+        ),
+        (json!({"response_format": ["text"]}), "response_format"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": ["x", null, schema, null]}}),
+            "response_format.json_schema",
+        ),
+        (json!({"messages": [["user", "Hi"]]}), "messages[0]"),
+    ] {
+        let reply = server.post(CHAT, &chat(fields.clone()));
+        assert_eq!(reply.status, 400, "{fields}: {}", reply.text);
+        let error = &reply.json()["error"];
+        assert_eq!(error["param"], param, "{error}");
+        assert_eq!(
+            message(&reply),
+            format!("{param}: found a list, expected an object")
+        );
+    }
+}
+
+#[test]
+fn fields_inside_of_others_that_nobody_knows_are_named() {
+    let server = TestServer::scripted(Setup::default());
+    let user = json!({"role": "user", "content": "Hi"});
+    let schema = json!({"name": "x", "schema": {"type": "object"}, "y": 1});
+    let called = json!({"name": "a", "arguments": "{}", "y": 1});
+    let call = json!({"id": "1", "type": "function", "x": 1, "function": called});
+    let tool_y = json!({"type": "function", "x": 1, "function": {"name": "a", "y": 1}});
+    for (fields, ignored) in [
+        (
+            json!({"messages": [{"role": "user", "content": "Hi", "x": 1, "y": null}]}),
+            Some("messages[].x"),
+        ),
+        (
+            json!({"messages": [user, {"role": "user", "content": [
+                {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}]}),
+            Some("messages[].content[].cache_control"),
+        ),
+        (
+            json!({"messages": [user, {"role": "assistant", "content": null, "tool_calls": [call]}, user]}),
+            Some("messages[].tool_calls[].function.y, messages[].tool_calls[].x"),
+        ),
+        // What OpenAI's own answers have and asks for nothing.
+        (
+            json!({"messages": [user, {"role": "assistant", "content": "Hi", "refusal": null,
+                "annotations": [], "audio": null, "function_call": null, "tool_calls": null}, user]}),
+            None,
+        ),
+        (
+            json!({"tools": [tool_y]}),
+            Some("tools[].function.y, tools[].x"),
+        ),
+        (
+            json!({"tools": [tool("a")], "tool_choice":
+                {"type": "function", "x": 1, "function": {"name": "a", "y": 1}}}),
+            Some("tool_choice.function.y, tool_choice.x"),
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "x": 1, "json_schema": schema}}),
+            Some("response_format.json_schema.y, response_format.x"),
+        ),
+        (
+            json!({"stream": true, "stream_options": {"include_usage": true, "x": 1}}),
+            Some("stream_options.x"),
+        ),
+    ] {
+        let mut body = chat(fields);
+        body["max_tokens"] = json!(1);
         server.script(server.turn(" to=user<|message|>Hi.<|eot|>"));
         let reply = server.post(CHAT, &body);
         assert_eq!(reply.status, 200, "{body}: {}", reply.text);

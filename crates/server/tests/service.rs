@@ -66,6 +66,7 @@ fn without_a_key_only_this_machine_is_a_host() {
     let server = TestServer::scripted(Setup::default());
     for (host, status) in [
         ("localhost:1", 200),
+        ("evil\u{e9}.example", 403),
         ("127.0.0.1", 200),
         ("evil.example", 403),
     ] {
@@ -448,6 +449,20 @@ fn a_deadline_is_an_error_and_frees_its_place() {
 }
 
 #[test]
+fn the_earlier_of_two_deadlines_holds() {
+    let server = with_settings(|settings| {
+        settings.limits.deadline = Some(Duration::from_millis(200));
+    });
+    let turn = format!(" to=user<|message|>{}<|eot|>", "word ".repeat(500));
+    server.slow_script(server.turn(&turn), Duration::from_millis(20));
+    let mut body = chat();
+    body["deadline_ms"] = json!(600_000);
+    let reply = server.post(CHAT, &body);
+    assert_eq!(reply.status, 504, "{}", reply.text);
+    assert!(reply.text.contains(" 200 ms after"), "{}", reply.text);
+}
+
+#[test]
 fn a_client_that_does_not_read_is_given_up() {
     let server = with_settings(|settings| {
         settings.limits = Limits {
@@ -525,6 +540,25 @@ fn headers_and_bodies_have_their_time() {
     let reply = raw(&server, &half);
     assert!(reply.starts_with("HTTP/1.1 408 "), "{reply}");
     assert!(reply.contains("body_timeout"), "{reply}");
+}
+
+/// Also where not even the version of HTTP is clear yet.
+#[test]
+fn a_connection_that_asks_for_nothing_is_closed() {
+    let server = with_settings(|settings| {
+        settings.limits.header_timeout = Duration::from_millis(300);
+    });
+    let address = server.url.split_once("://").expect("a URL").1;
+    for beginning in ["", "P", "PRI * HTTP/2.0\r\n", "GET /health HTTP/1.1\r\n"] {
+        let mut stream = TcpStream::connect(address).expect("a connection");
+        let patience = Duration::from_secs(60);
+        stream.set_read_timeout(Some(patience)).expect("a timeout");
+        stream.write_all(beginning.as_bytes()).expect("sent");
+        let mut bytes = Vec::new();
+        let ended = stream.read_to_end(&mut bytes);
+        assert!(ended.is_ok(), "{beginning:?}: {ended:?}");
+        assert!(!bytes.starts_with(b"HTTP/1.1 200"), "{beginning:?}");
+    }
 }
 
 #[test]

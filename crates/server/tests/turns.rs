@@ -376,6 +376,102 @@ fn log_probabilities_are_of_the_answers_tokens_only() {
     assert_eq!(Said::of_events(&events, 0), said);
 }
 
+/// One call is all there may be, and beside a call there is no content.
+#[test]
+fn calls_that_may_not_be_parallel_are_one() {
+    let server = TestServer::scripted(Setup::default());
+    let call = format!(" to=get_weather<|message|>{CALL}");
+    let turn = format!("{call}<|eom|><|start|>assistant{call}<|eot|>");
+    for (is_parallel, n_calls) in [(true, 2), (false, 1)] {
+        let fields = json!({"tool_choice": "required", "parallel_tool_calls": is_parallel});
+        let body = request(&fields, false);
+        server.script_for(&body, &server.turn(&turn));
+        let answer = server.post(CHAT, &body).ok();
+        assert_eq!(Said::of_answer(&answer, 0).calls.len(), n_calls, "{answer}");
+        assert_eq!(answer["choices"][0]["message"]["content"], Value::Null);
+    }
+}
+
+#[test]
+fn penalties_reach_the_sampler() {
+    let server = TestServer::scripted(Setup::default());
+    let turn = server.turn(" to=user<|message|>go go go go<|eot|>");
+    let content = |fields: Value| {
+        server.script(turn.clone());
+        let mut body = request(&fields, false);
+        body["max_tokens"] = json!(12);
+        let answer = server.post(CHAT, &body).ok();
+        Said::of_answer(&answer, 0).content
+    };
+    assert_eq!(content(json!({})), "go go go go");
+    for field in ["presence_penalty", "frequency_penalty"] {
+        assert_ne!(content(json!({ (field): 50 })), "go go go go", "{field}");
+    }
+}
+
+/// Also where encoding its text would give others.
+#[test]
+fn an_answer_comes_back_as_the_tokens_that_it_was_made_of() {
+    let server = TestServer::scripted(Setup::default());
+    let generated = server.turn_in_bytes(" to=user<|message|>Hello there<|eot|>");
+    let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    server.script(generated.clone());
+    let answer = server.post(CHAT, &body).ok();
+    let messages = body["messages"].as_array_mut().expect("a list");
+    messages.push(answer["choices"][0]["message"].clone());
+    messages.push(json!({"role": "user", "content": "And?"}));
+    let prompt = server.post("/apply-template", &body).ok();
+    let tokens: Vec<u32> = serde_json::from_value(prompt["tokens"].clone()).expect("tokens");
+    let mut places = tokens.windows(generated.len());
+    assert!(places.any(|tokens| tokens == generated), "{prompt}");
+}
+
+#[test]
+fn seeds_of_both_signs_are_seeds() {
+    let server = TestServer::scripted(Setup::default());
+    let text = "one two three four five six seven eight nine ten ".repeat(3);
+    let turn = server.turn(&format!(" to=user<|message|>{text}<|eot|>"));
+    let said = |seed: i64| {
+        server.script(turn.clone());
+        let fields = json!({"temperature": 1, "seed": seed, "max_tokens": 40});
+        Said::of_answer(&server.post(CHAT, &request(&fields, false)).ok(), 0)
+    };
+    assert_eq!(said(-5), said(-5));
+    assert_ne!(said(-5), said(5));
+}
+
+/// What replaces half a character is longer than what it replaces.
+#[test]
+fn log_probabilities_tell_nothing_of_a_stop_string() {
+    let server = TestServer::scripted(Setup::default());
+    let half = server.turn_in_bytes("\u{4e16}")[0];
+    let head = server.turn(" to=user<|message|>");
+    let tokens = [
+        head,
+        server.turn_in_bytes("x"),
+        vec![half],
+        server.turn_in_bytes("ySTOP"),
+        server.turn("<|eot|>"),
+    ]
+    .concat();
+    for is_stream in [false, true] {
+        let fields = json!({"logprobs": true, "stop": "STOP"});
+        server.script(tokens.clone());
+        let reply = server.post(CHAT, &request(&fields, is_stream));
+        let said = match is_stream {
+            true => Said::of_events(&reply.events(), 0),
+            false => Said::of_answer(&reply.ok(), 0),
+        };
+        assert_eq!(said.content, "x\u{fffd}y");
+        let texts: Vec<&str> = said
+            .logprobs
+            .iter()
+            .map(|(text, _)| text.as_str())
+            .collect();
+        assert_eq!(texts, ["x", "\u{fffd}", "y"]);
+    }
+}
+
 #[test]
 fn completions_go_on_with_plain_text() {
     let server = TestServer::scripted(Setup::default());

@@ -297,6 +297,11 @@ impl Tool {
             .unwrap_or_default()
     }
 
+    /// The tool as the caller wrote it.
+    pub fn object(&self) -> &Map<String, Value> {
+        &self.0
+    }
+
     /// JSON schema of the arguments.
     pub fn parameters(&self) -> Option<&Value> {
         self.function().get("parameters")

@@ -47,6 +47,11 @@ impl Detokenizer {
         self.at_start && self.tokenizer.add_space_prefix()
     }
 
+    /// Bytes of a character that is not complete yet.
+    pub(crate) fn n_pending(&self) -> usize {
+        self.pending.len()
+    }
+
     /// Adds a token; gives the text that is complete now, often none.
     ///
     /// Bytes that can be no character become U+FFFD, as many as

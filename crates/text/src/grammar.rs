@@ -19,9 +19,11 @@ use llguidance::toktrie::{
     INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
 };
 use llguidance::{Logger, Matcher, ParserFactory};
+use lru::LruCache;
 use model::TokenMask;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Most bytes of a JSON schema, as JSON.
 pub const MOST_SCHEMA_BYTES: usize = 128 * 1024;
@@ -32,6 +34,13 @@ pub const MOST_GRAMMAR_BYTES: usize = 32 * 1024;
 /// recursion, and they can be nested as deeply as a grammar is long. The deepest
 /// ones of the tests need some 32 MiB; only what is used takes memory.
 const STACK_BYTES: usize = 512 << 20;
+
+/// Bytes of compiled grammars that are kept: some thousand of a few lines.
+const MOST_KEPT_BYTES: usize = 64 << 20;
+/// About what a compiled grammar takes beside its lexer, and for each byte of its
+/// source.
+const KEPT_BYTES: usize = 16 << 10;
+const KEPT_BYTES_PER_BYTE: usize = 64;
 
 /// Most parts of a refused schema that are tried to name the one that is wrong.
 const MOST_TRIES: usize = 200;
@@ -61,10 +70,10 @@ impl Source {
         }
     }
 
-    fn n_bytes(&self) -> usize {
+    fn text(&self) -> Cow<'_, str> {
         match self {
-            Source::JsonSchema(schema) => schema.to_string().len(),
-            Source::Regex(text) | Source::Lark(text) | Source::Parameter(text) => text.len(),
+            Source::JsonSchema(schema) => schema.to_string().into(),
+            Source::Regex(text) | Source::Lark(text) | Source::Parameter(text) => text.into(),
         }
     }
 
@@ -76,10 +85,56 @@ impl Source {
     }
 }
 
-/// Compiles grammars for one vocabulary.
+/// Compiles grammars for one vocabulary, and keeps those that were used last.
 pub(crate) struct Grammars {
     factory: ParserFactory,
     vocabulary: Arc<Vocabulary>,
+    kept: Mutex<Kept>,
+}
+
+/// Compiled grammars at their beginning, by digest of their source.
+///
+/// What comes out is a copy of its own: what one text teaches the lexer counts
+/// against the limits of no other, so an answer never depends on earlier ones.
+struct Kept {
+    grammars: LruCache<[u8; 32], (Grammar, usize)>,
+    counts: GrammarCounts,
+}
+
+/// What became of grammars.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrammarCounts {
+    /// Grammars that were compiled.
+    pub n_compiled: u64,
+    /// Grammars that were there already.
+    pub n_found: u64,
+    /// Bytes of those that are kept, about.
+    pub n_bytes: usize,
+}
+
+impl Kept {
+    fn find(&mut self, key: &[u8; 32]) -> Option<Grammar> {
+        let (grammar, _) = self.grammars.get(key)?;
+        self.counts.n_found += 1;
+        Some(grammar.copy())
+    }
+
+    /// Keeps a grammar of about `n_bytes`; those used longest ago make room.
+    fn keep(&mut self, key: [u8; 32], grammar: &Grammar, n_bytes: usize) {
+        self.counts.n_compiled += 1;
+        if n_bytes > MOST_KEPT_BYTES {
+            return;
+        }
+        let before = self.grammars.put(key, (grammar.copy(), n_bytes));
+        self.counts.n_bytes += n_bytes;
+        self.counts.n_bytes -= before.map_or(0, |(_, old_bytes)| old_bytes);
+        while self.counts.n_bytes > MOST_KEPT_BYTES {
+            let Some((_, (_, old_bytes))) = self.grammars.pop_lru() else {
+                break;
+            };
+            self.counts.n_bytes -= old_bytes;
+        }
+    }
 }
 
 impl Grammars {
@@ -97,6 +152,10 @@ impl Grammars {
         Ok(Grammars {
             factory,
             vocabulary,
+            kept: Mutex::new(Kept {
+                grammars: LruCache::unbounded(),
+                counts: GrammarCounts::default(),
+            }),
         })
     }
 
@@ -105,12 +164,13 @@ impl Grammars {
         &self.vocabulary
     }
 
-    /// Compiles a grammar.
+    /// A grammar at its beginning: one that is kept, or compiled.
     ///
     /// # Errors
     /// [`Error::GrammarTooLarge`], [`Error::Grammar`].
     pub(crate) fn compile(&self, source: &Source) -> Result<Grammar, Error> {
-        let (kind, found_bytes) = (source.kind(), source.n_bytes());
+        let text = source.text();
+        let (kind, found_bytes) = (source.kind(), text.len());
         let most_bytes = source.most_bytes();
         if found_bytes > most_bytes {
             return Err(Error::GrammarTooLarge {
@@ -119,6 +179,12 @@ impl Grammars {
                 most_bytes,
             });
         }
+        // A JSON schema and the grammar around one are never the same text.
+        let key = [kind, "\n", &text].concat();
+        let key = *blake3::hash(key.as_bytes()).as_bytes();
+        if let Some(grammar) = self.kept().find(&key) {
+            return Ok(grammar);
+        }
         let compiled = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
             let thread = thread.spawn_scoped(scope, || self.compile_here(source));
@@ -126,10 +192,24 @@ impl Grammars {
             let outcome = thread.join();
             outcome.unwrap_or_else(|_| Err("the grammar library panicked".to_owned()))
         });
-        compiled.map_err(|reason| Error::Grammar { kind, reason })
+        let (grammar, lexer_bytes) = compiled.map_err(|reason| Error::Grammar { kind, reason })?;
+        let n_bytes = lexer_bytes + KEPT_BYTES + found_bytes * KEPT_BYTES_PER_BYTE;
+        self.kept().keep(key, &grammar, n_bytes);
+        Ok(grammar)
     }
 
-    fn compile_here(&self, source: &Source) -> Result<Grammar, String> {
+    /// What became of grammars so far.
+    pub(crate) fn counts(&self) -> GrammarCounts {
+        self.kept().counts
+    }
+
+    /// Nothing in between leaves it inconsistent, so a panic elsewhere does no harm.
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The grammar, and the bytes of its lexer.
+    fn compile_here(&self, source: &Source) -> Result<(Grammar, usize), String> {
         let grammar = match source {
             Source::JsonSchema(schema) => {
                 TopLevelGrammar::from_json_schema(with_whitespace(schema.clone()))
@@ -152,19 +232,25 @@ impl Grammars {
 
     /// A grammar at its beginning, or why there is none. What no text fits is
     /// found here, before anything is generated.
-    fn begin(&self, grammar: TopLevelGrammar, limits: ParserLimits) -> Result<Grammar, String> {
+    fn begin(
+        &self,
+        grammar: TopLevelGrammar,
+        limits: ParserLimits,
+    ) -> Result<(Grammar, usize), String> {
         let parser = self.factory.create_parser_from_init_ext(
             GrammarInit::Serialized(grammar),
             Logger::new(0, 0),
             InferenceCapabilities::default(),
             limits,
         );
+        let parser = parser.map_err(|error| shown(&error))?;
+        let lexer_bytes = parser.parser.lexer_stats().num_bytes;
         let mut grammar = Grammar {
-            matcher: Matcher::new(Ok(parser.map_err(|error| shown(&error))?)),
+            matcher: Matcher::new(Ok(parser)),
             vocabulary: Arc::clone(&self.vocabulary),
         };
         match grammar.mask() {
-            Ok(mask) if mask.n_allowed() > 0 || grammar.is_complete() => Ok(grammar),
+            Ok(mask) if mask.n_allowed() > 0 || grammar.is_complete() => Ok((grammar, lexer_bytes)),
             Err(reason) if reason != NOTHING_FITS => Err(reason),
             _ => Err("no text fits it".to_owned()),
         }
@@ -263,6 +349,14 @@ pub(crate) struct Grammar {
 }
 
 impl Grammar {
+    /// One in the same state that shares nothing.
+    fn copy(&self) -> Grammar {
+        Grammar {
+            matcher: self.matcher.deep_clone(),
+            vocabulary: Arc::clone(&self.vocabulary),
+        }
+    }
+
     /// The tokens that may come next; none where the text can only end.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ pub use chat::{
 pub use date::DateTime;
 pub use detokenizer::Detokenizer;
 pub use error::Error;
-pub use grammar::{MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES};
+pub use grammar::{GrammarCounts, MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES};
 pub use guide::TurnGuide;
 pub use memo::{Memo, MemoCounts};
 pub use meter::{MOST_LEVELS, MOST_VALUE_BYTES, MOST_WORK_BYTES};

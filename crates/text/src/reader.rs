@@ -20,6 +20,8 @@ pub struct Reader {
     stop: StopStrings,
     end: Option<TurnEnd>,
     n_calls: usize,
+    /// Bytes of the answer's text, what is held back for a stop string included.
+    n_answer: usize,
 }
 
 impl Reader {
@@ -38,6 +40,7 @@ impl Reader {
             stop: StopStrings::new(stop)?,
             end: None,
             n_calls: 0,
+            n_answer: 0,
         })
     }
 
@@ -77,6 +80,12 @@ impl Reader {
         self.parser.place()
     }
 
+    /// Bytes of the answer up to the newest token: those given out, those held back
+    /// because they may begin a stop string, and those of half a character.
+    pub fn answer_bytes(&self) -> usize {
+        self.n_answer + self.parser.n_pending()
+    }
+
     /// Number of complete calls that were passed on.
     pub fn n_calls(&self) -> usize {
         self.n_calls
@@ -92,6 +101,7 @@ impl Reader {
         for event in parsed {
             match event {
                 TurnEvent::Content(piece) => {
+                    self.n_answer += piece.len();
                     let text = self.stop.push(&piece);
                     push_content(&mut events, text);
                     if self.stop.is_stopped() {

@@ -8,7 +8,7 @@
 use crate::call::CallShape;
 use crate::chat::Tool;
 use crate::error::Error;
-use crate::grammar::{Grammar, Grammars, Source, Vocabulary};
+use crate::grammar::{Grammar, GrammarCounts, Grammars, Source, Vocabulary};
 use crate::guide::TurnGuide;
 use crate::reader::Reader;
 use crate::tokenizer::Tokenizer;
@@ -153,6 +153,12 @@ impl GuideFactory {
             Some(rules) => TurnGuide::with_rules(reader.clone(), Arc::new(rules)),
         };
         Ok((Box::new(guide), reader))
+    }
+
+    /// What became of the grammars of all requests, those of factories over the same
+    /// model included.
+    pub fn grammar_counts(&self) -> GrammarCounts {
+        self.grammars.counts()
     }
 
     /// The rules of a turn; `None` if there are none.

@@ -378,6 +378,11 @@ impl TurnParser {
         self.detokenizer.drops_blank()
     }
 
+    /// Bytes of a character that is not complete yet.
+    pub(crate) fn n_pending(&self) -> usize {
+        self.detokenizer.n_pending()
+    }
+
     /// Where the text of the next token goes.
     pub fn place(&self) -> Place {
         match &self.state {

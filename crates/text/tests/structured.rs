@@ -255,6 +255,74 @@ fn forks_are_equal_and_independent_at_every_token() {
     }
 }
 
+/// What earlier answers did with a grammar changes nothing of the next one.
+#[test]
+fn a_grammar_is_compiled_once_and_every_turn_begins_anew() {
+    let (tokenizer, _) = &MODELS[0];
+    let format = TurnFormat::of_chat(tokenizer);
+    let fresh = || GuideFactory::new(Arc::clone(tokenizer), format.clone()).expect("a factory");
+    let kept = fresh();
+    for (index, (answer_format, _)) in (0..).zip(formats()) {
+        let settings = answer(answer_format.clone());
+        for seed in 0..3 {
+            let mut walks = [&kept, &fresh()]
+                .map(|factory| walk(factory, &settings, &mut Chooser::new(tokenizer, seed)).tokens);
+            walks.sort();
+            assert_eq!(walks[0], walks[1], "{answer_format:?}");
+        }
+        let counts = kept.grammar_counts();
+        assert_eq!(
+            (counts.n_compiled, counts.n_found),
+            (index + 1, 2 * (index + 1))
+        );
+        assert!(counts.n_bytes > 0);
+    }
+    // A grammar that an answer drove beyond its limits is as good as new.
+    let costly = answer(AnswerFormat::Regex("[ab]*a[ab]{20}c".to_owned()));
+    let fails_at = |factory: &GuideFactory| {
+        let (mut guide, _) = factory.turn(&costly).expect("a guide");
+        feed(&mut *guide, tokenizer, "<|message|>");
+        let mut random = walk::Random(1);
+        let letters = ["a", "b"].map(|letter| tokenizer.encode(letter, Special::Text)[0]);
+        (0..100_000).find(|_| {
+            guide.constraint();
+            guide.accept(random.of(&letters));
+            guide.failure().is_some()
+        })
+    };
+    let expected = fails_at(&fresh());
+    assert!(expected.is_some(), "a test of nothing");
+    assert_eq!(fails_at(&kept), expected);
+    assert_eq!(fails_at(&kept), expected);
+}
+
+/// However many grammars there are, so many bytes of them are kept, and those used
+/// last.
+#[test]
+fn kept_grammars_have_a_limit() {
+    let (tokenizer, _) = &MODELS[0];
+    let format = TurnFormat::of_chat(tokenizer);
+    let factory = GuideFactory::new(Arc::clone(tokenizer), format).expect("a factory");
+    let long = |index: usize| {
+        let description = format!("{index} {}", "is long ".repeat(12_000));
+        let schema_of = json!({"type": "integer", "description": description});
+        factory.turn(&answer(schema(schema_of))).expect("a guide");
+        factory.grammar_counts()
+    };
+    let one = long(0).n_bytes;
+    let n_too_many = (64 << 20) / one + 2;
+    for index in 1..n_too_many {
+        assert!(long(index).n_bytes <= 64 << 20);
+    }
+    let n_compiled = factory.grammar_counts().n_compiled;
+    assert_eq!(
+        long(n_too_many - 1).n_compiled,
+        n_compiled,
+        "the newest is there"
+    );
+    assert_eq!(long(0).n_compiled, n_compiled + 1, "the oldest had to go");
+}
+
 #[test]
 fn reasoning_is_free_and_the_answer_is_not() {
     let (tokenizer, factory) = &MODELS[0];

@@ -40,9 +40,13 @@ struct Exchange {
     answer: Answer,
 }
 
-/// All that a client got to see.
+/// All that a client got to see, choice by choice.
 #[derive(Debug, Default, PartialEq)]
-struct Answer {
+struct Answer(Vec<Choice>);
+
+/// One of the answers to a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Choice {
     reasoning: String,
     content: String,
     /// Tokens with their log-probabilities, as they were written.
@@ -72,12 +76,12 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
             "--sequences",
             "64",
             "--queue",
-            "64",
+            "512",
             // Room for some sequences and some cache, so that both have to give way.
             "--kv-memory",
-            "40MiB",
+            "24MiB",
             "--prefix-cache",
-            "16MiB",
+            "8MiB",
             "--log-level",
             "warn",
             "--date",
@@ -114,7 +118,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome<()> {
         ("no_answer_is_lost", none_lost(&tally)),
         ("pages_return", pages_return(&client)),
         ("memory_stays", memory_stays(early_bytes, late_bytes)),
-        ("the_cache_was_used_and_gave_way", cache_worked(&client)),
+        ("cache_and_sequences_gave_way", cache_worked(&client)),
         (
             "answers_are_those_of_requests_alone",
             same_alone(&client, &tally.exchanges),
@@ -158,10 +162,13 @@ fn converse(client: &Client, mut random: Random, end: Instant, kept: usize, tall
             messages.push(json!({"role": "user", "content": random.question(&secret)}));
             let max_tokens = [4, 24, 24, 96][random.below(4)];
             let effort = ["low", "high"][random.below(2)];
+            // Choices share a prompt at first and no page in the end: more than there is room for.
+            let n_choices = [1, 1, 1, 1, 6][random.below(5)];
             let body = json!({
                 "messages": &messages,
                 "temperature": 0,
                 "max_tokens": max_tokens,
+                "n": n_choices,
                 "reasoning_effort": effort,
                 "logprobs": true,
                 "top_logprobs": 2,
@@ -181,7 +188,7 @@ fn converse(client: &Client, mut random: Random, end: Instant, kept: usize, tall
                     break;
                 }
                 Ok(Some(answer)) => {
-                    messages.push(json!({"role": "assistant", "content": &answer.content}));
+                    messages.push(json!({"role": "assistant", "content": &answer.0[0].content}));
                     tally.n_answers += 1;
                     tally.exchanges.push_back(Exchange { body, answer });
                     if tally.exchanges.len() > kept {
@@ -199,7 +206,8 @@ fn converse(client: &Client, mut random: Random, end: Instant, kept: usize, tall
 
 /// The answer to a request; `None` if the client went away after `patience` events.
 fn answer(client: &Client, body: &Value, patience: usize) -> Outcome<Option<Answer>> {
-    let mut answer = Answer::default();
+    let n_choices = body["n"].as_u64().map_or(1, |n| n as usize);
+    let mut answer = Answer(vec![Choice::default(); n_choices]);
     let mut n_events = 0;
     let streamed = client.stream("/v1/chat/completions", body, |event| {
         answer.take(event);
@@ -212,14 +220,31 @@ fn answer(client: &Client, body: &Value, patience: usize) -> Outcome<Option<Answ
     match streamed {
         Streamed::BrokenOff => Ok(None),
         Streamed::Refused(status, text) => Err(format!("status {status}: {text}").into()),
-        Streamed::Done if answer.finish_reason.is_empty() => Err("no finish reason".into()),
+        Streamed::Done
+            if answer
+                .0
+                .iter()
+                .any(|choice| choice.finish_reason.is_empty()) =>
+        {
+            Err("no finish reason".into())
+        }
         Streamed::Done => Ok(Some(answer)),
     }
 }
 
 impl Answer {
     fn take(&mut self, event: &Value) {
-        let choice = &event["choices"][0];
+        for choice in event["choices"].as_array().into_iter().flatten() {
+            let index = choice["index"].as_u64().map(|index| index as usize);
+            if let Some(taken) = index.and_then(|index| self.0.get_mut(index)) {
+                taken.take(choice);
+            }
+        }
+    }
+}
+
+impl Choice {
+    fn take(&mut self, choice: &Value) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         self.reasoning += &text(&choice["delta"]["reasoning_content"]);
         self.content += &text(&choice["delta"]["content"]);
@@ -287,7 +312,12 @@ fn memory_stays(early_bytes: u64, late_bytes: u64) -> Outcome<String> {
 
 fn cache_worked(client: &Client) -> Outcome<String> {
     let mut found = Vec::new();
-    for name in ["cached_tokens", "cache_evictions", "jobs_cancelled"] {
+    for name in [
+        "cached_tokens",
+        "cache_evictions",
+        "preemptions",
+        "jobs_cancelled",
+    ] {
         let n = client.metric(&format!("{name}_total"))?;
         if n == 0.0 {
             return Err(format!("{name} is 0: the load did not reach what it is for").into());

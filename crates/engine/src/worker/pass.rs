@@ -6,7 +6,7 @@
 
 use super::Worker;
 use crate::Error;
-use crate::choice::{checked, choose, wanted};
+use crate::choice::{checked, choose, explained, wanted};
 use crate::engine::{Ending, Generated};
 use crate::job::Event;
 use crate::scheduler::{SequenceId, Span};
@@ -282,7 +282,10 @@ impl Worker {
             let constraint = &choice.constraint;
             match choose(history, logprobs, &mut choice.sampler, constraint, output) {
                 Ok(generated) => self.take(id, generated),
-                Err(error) => return self.fail(id.job, error),
+                Err(error) => {
+                    let error = explained(error, &*choice.guide);
+                    return self.fail(id.job, error);
+                }
             }
         }
         self.learn(id, verify.n_drafted(), n_accepted);
@@ -340,7 +343,8 @@ impl Worker {
                 }
             };
             match choice.constraint {
-                Constraint::Forced(token) if logprobs.is_none() => {
+                // Others wait meanwhile, so no more at once than a pass takes.
+                Constraint::Forced(token) if logprobs.is_none() && n_new < self.max_rows => {
                     generated = Generated {
                         token,
                         ..Generated::default()

@@ -8,7 +8,7 @@ use crate::admission::admit;
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::body::JsonBytes;
-use crate::openai::chat_request::ChatFields;
+use crate::openai::chat_fields::ChatFields;
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::usage::{TimingsBody, Usage};
 use crate::openai::{Identity, data, random_id};

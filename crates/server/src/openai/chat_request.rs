@@ -6,17 +6,17 @@
 
 use crate::admission::{Context, Fields, Prepared};
 use crate::api_error::{ApiError, found};
-use crate::body::{Ignored, Refused};
+use crate::fields::Ignored;
 use crate::model::{Chat, ServedModel};
+use crate::openai::chat_fields::{ChatFields, FormatKind, ResponseFormat};
 use crate::openai::logprobs::MOST_TOP;
+use crate::openai::unused::unused;
 use crate::turn::{Prompt, Terms};
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use text::{
     AnswerFormat, Content, Conversation, Message, Reasoning, Tool, ToolChoice, TurnSettings,
 };
-use utoipa::ToSchema;
 
 /// Most tools of a request, as OpenAI has it.
 const MOST_TOOLS: usize = 128;
@@ -27,184 +27,14 @@ const MOST_LABEL_BYTES: usize = 512;
 /// Variables of templates that have a field of their own.
 const OWN_VARIABLES: [&str; 4] = ["messages", "tools", "add_generation_prompt", "tool_choice"];
 
-/// What is known and not done.
-const REFUSED: &[Refused] = &[
-    Refused {
-        name: "audio",
-        neutral: &[],
-        advice: "answers are text",
-    },
-    Refused {
-        name: "modalities",
-        neutral: &[r#"["text"]"#],
-        advice: "answers are text",
-    },
-    Refused {
-        name: "functions",
-        neutral: &["[]"],
-        advice: "use tools",
-    },
-    Refused {
-        name: "function_call",
-        neutral: &[],
-        advice: "use tool_choice",
-    },
-    Refused {
-        name: "moderation",
-        neutral: &[],
-        advice: "nothing is moderated",
-    },
-    Refused {
-        name: "prediction",
-        neutral: &[],
-        advice: "nothing is predicted from a text",
-    },
-    Refused {
-        name: "prompt_cache_options",
-        neutral: &["{}"],
-        advice: "use cache_prompt",
-    },
-    Refused {
-        name: "prompt_cache_retention",
-        neutral: &[r#""in_memory""#, r#""in-memory""#],
-        advice: "prompts are kept in memory as long as there is room",
-    },
-    Refused {
-        name: "service_tier",
-        neutral: &[r#""auto""#, r#""default""#],
-        advice: "there is one tier",
-    },
-    Refused {
-        name: "store",
-        neutral: &["false"],
-        advice: "answers are not stored",
-    },
-    Refused {
-        name: "verbosity",
-        neutral: &[r#""medium""#],
-        advice: "say in a message how long the answer shall be",
-    },
-    Refused {
-        name: "web_search_options",
-        neutral: &[],
-        advice: "there is no web search",
-    },
-    Refused {
-        name: "guided_json",
-        neutral: &[],
-        advice: "use response_format",
-    },
-    Refused {
-        name: "json_schema",
-        neutral: &[],
-        advice: "use response_format",
-    },
-    Refused {
-        name: "chat_template",
-        neutral: &[],
-        advice: "it is chosen when the server starts, with --chat-template",
-    },
-    Refused {
-        name: "continue_final_message",
-        neutral: &["false"],
-        advice: "an answer is a message of its own",
-    },
+/// Fields of messages that are known and not done.
+const REFUSED_OF_MESSAGES: [(&str, &str); 3] = [
+    ("audio", "messages are text"),
+    ("function_call", "use tool_calls"),
+    ("refusal", "say it as content"),
 ];
 
-/// The fields that only a chat has.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-pub struct ChatFields {
-    /// The model's name; none takes the one there is.
-    pub model: Option<String>,
-    /// The conversation, oldest message first.
-    #[schema(value_type = Vec<crate::openapi::ChatMessage>, min_items = 1)]
-    pub messages: Vec<Message>,
-    /// What the model may call.
-    #[schema(value_type = Option<Vec<crate::openapi::ChatTool>>)]
-    pub tools: Option<Vec<Map<String, Value>>>,
-    /// `none`, `auto`, `required` or an object that names a function.
-    #[schema(value_type = Option<crate::openapi::ChatToolChoice>)]
-    pub tool_choice: Option<Value>,
-    /// May one turn make several calls?
-    pub parallel_tool_calls: Option<bool>,
-    /// What the answer has to look like; reasoning stays free.
-    pub response_format: Option<ResponseFormat>,
-    /// A regular expression that the answer has to match; an addition of ours.
-    pub regex: Option<String>,
-    /// A Lark grammar that the answer has to match; an addition of ours.
-    pub grammar: Option<String>,
-    /// The older name of `max_completion_tokens`.
-    #[schema(minimum = 1)]
-    pub max_tokens: Option<usize>,
-    /// Tokens of an answer at most, reasoning included.
-    #[schema(minimum = 1)]
-    pub max_completion_tokens: Option<usize>,
-    /// Report the log-probabilities of the answer's tokens?
-    pub logprobs: Option<bool>,
-    /// With so many of the likeliest tokens for each.
-    #[schema(minimum = 0, maximum = 20)]
-    pub top_logprobs: Option<usize>,
-    /// How much the model thinks first: `low`, `medium`, `high` or `xhigh`.
-    pub reasoning_effort: Option<String>,
-    /// Tokens after which the reasoning is brought to an end; an addition of
-    /// ours.
-    pub reasoning_budget: Option<usize>,
-    /// More variables of the chat template; an addition of ours.
-    #[schema(value_type = Option<Object>)]
-    pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// The client's own labels; they change nothing.
-    #[schema(value_type = Option<Object>)]
-    #[expect(dead_code, reason = "taken so that it is known; it changes nothing")]
-    pub metadata: Option<Map<String, Value>>,
-    /// The client's name for its user; it changes nothing.
-    pub safety_identifier: Option<String>,
-    /// Prompts find each other by what they say, so it changes nothing.
-    pub prompt_cache_key: Option<String>,
-}
-
-/// What an answer has to look like.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-pub struct ResponseFormat {
-    /// `text`, `json_object` or `json_schema`.
-    pub r#type: FormatKind,
-    /// With `json_schema`: the schema and its name.
-    pub json_schema: Option<NamedSchema>,
-    /// With `json_object`: a schema without a name; an addition of ours.
-    #[schema(value_type = Option<Object>)]
-    pub schema: Option<Value>,
-}
-
-/// The kinds of answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum FormatKind {
-    /// Any text.
-    Text,
-    /// Some JSON object.
-    JsonObject,
-    /// JSON that a schema allows.
-    JsonSchema,
-}
-
-/// A JSON schema with its name.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-pub struct NamedSchema {
-    /// Its name; it changes nothing.
-    #[expect(dead_code, reason = "taken so that it is known; it changes nothing")]
-    pub name: Option<String>,
-    /// What it is for; it changes nothing.
-    #[expect(dead_code, reason = "taken so that it is known; it changes nothing")]
-    pub description: Option<String>,
-    /// The schema.
-    #[schema(value_type = Object)]
-    pub schema: Value,
-    /// The schema is always kept strictly.
-    #[expect(dead_code, reason = "taken so that it is known; it changes nothing")]
-    pub strict: Option<bool>,
-}
-
 impl Fields for ChatFields {
-    const REFUSED: &'static [Refused] = REFUSED;
     type Extra = ();
 
     fn model(&self) -> Option<&str> {
@@ -222,7 +52,7 @@ impl Fields for ChatFields {
         let settings = TurnSettings {
             stop: generation.stops()?,
             answer,
-            tool_choice: self.tool_choice(&tools)?,
+            tool_choice: self.tool_choice(&tools, context.ignored)?,
             tools: Arc::clone(&tools),
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             reasoning_budget: self.reasoning_budget(chat)?,
@@ -238,6 +68,10 @@ impl Fields for ChatFields {
         let conversation = self.conversation(model, chat, &tools, context.ignored)?;
         let segments = chat.template.render(&conversation);
         let segments = segments.map_err(|error| ApiError::invalid("messages", error))?;
+        let unused = unused(&chat.template, &conversation, &segments);
+        unused
+            .into_iter()
+            .for_each(|name| context.ignored.add(name));
         let turn = chat.guides.turn(&settings);
         let (guide, reader) = turn.map_err(|error| of_text(error, format))?;
         let (tokenizer, memo) = (&model.tokenizer, &chat.memo);
@@ -344,7 +178,7 @@ impl ChatFields {
         Ok(tools.into())
     }
 
-    fn tool_choice(&self, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+    fn tool_choice(&self, tools: &[Tool], ignored: &mut Ignored) -> Result<ToolChoice, ApiError> {
         const EXPECTED: &str = "none, auto, required or an object {\"type\": \"function\", \
                                 \"function\": {\"name\": NAME}}";
         let wrong = |value: &Value| ApiError::value("tool_choice", found(Some(value)), EXPECTED);
@@ -360,6 +194,13 @@ impl ChatFields {
                 let name = object.get("function").and_then(|f| f.get("name"));
                 match (object.get("type").and_then(Value::as_str), name) {
                     (Some("function"), Some(Value::String(name))) => {
+                        let outer = object
+                            .keys()
+                            .filter(|key| !["type", "function"].contains(&key.as_str()));
+                        outer.for_each(|key| ignored.add(format!("tool_choice.{key}")));
+                        let inner = object["function"].as_object().into_iter();
+                        let inner = inner.flat_map(Map::keys).filter(|key| *key != "name");
+                        inner.for_each(|key| ignored.add(format!("tool_choice.function.{key}")));
                         ToolChoice::Named(name.clone())
                     }
                     (Some("allowed_tools"), _) => {
@@ -561,6 +402,15 @@ fn check_message(index: usize, message: &mut Message) -> Result<(), ApiError> {
         other => {
             let expected = "system, developer, user, assistant or tool";
             return Err(ApiError::value(at("role"), gguf::shown(other), expected));
+        }
+    }
+    for (field, advice) in REFUSED_OF_MESSAGES {
+        if message
+            .extra
+            .get(field)
+            .is_some_and(|value| !value.is_null())
+        {
+            return Err(ApiError::unsupported(at(field), advice));
         }
     }
     if message.role != "assistant" && !message.tool_calls.is_empty() {

@@ -50,7 +50,11 @@ fn body(model: &ServedModel, id: &str) -> ModelBody {
     get,
     path = "/v1/models",
     tag = "openai",
-    responses((status = 200, body = ModelList), (status = 503, body = ErrorBody))
+    responses(
+        (status = 200, body = ModelList),
+        (status = 503, body = ErrorBody),
+        crate::openapi::NotLetIn
+    )
 )]
 pub async fn list_models(State(app): State<Arc<App>>) -> Result<Json<ModelList>, ApiError> {
     let model = app.model()?;
@@ -69,7 +73,8 @@ pub async fn list_models(State(app): State<Arc<App>>) -> Result<Json<ModelList>,
     responses(
         (status = 200, body = ModelBody),
         (status = 404, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 503, body = ErrorBody),
+        crate::openapi::NotLetIn
     )
 )]
 pub async fn show_model(

@@ -195,7 +195,7 @@ pub struct TestServer {
 #[derive(Clone, Debug)]
 pub struct Reply {
     pub status: u16,
-    pub headers: ureq::http::HeaderMap,
+    pub headers: http::HeaderMap,
     pub text: String,
 }
 
@@ -409,7 +409,7 @@ impl Drop for TestServer {
     }
 }
 
-fn reply(response: ureq::http::Response<ureq::Body>) -> Reply {
+fn reply(response: http::Response<ureq::Body>) -> Reply {
     let (parts, body) = response.into_parts();
     let mut text = String::new();
     let mut reader = body.into_reader();
