@@ -172,8 +172,9 @@ DEV float inverse_rms(float squares, u32 n, float eps) { return 1.0f / sqrtf(squ
 // Of `n_col` rows ("columns" of the product). Blocks of 256 (kind 1): codes [b][unit of 64][col][64], byte
 // 16t + 4i + j is element 64 unit + 16i + 4t + j; digits [b][col][32], for t = 0..3 four low and four high digits of the
 // sums of 16 codes, sum = 64 high + low; scales [b][col]. Blocks of 32 (kind 2): codes [b][col][32], byte 8t + 4i + j is
-// element 16i + 4t + j; scales and sums [b][col].
-constexpr u32 FLOATS = 0, PER_256 = 1, PER_32 = 2;
+// element 16i + 4t + j; scales and sums [b][col]. Kind 3 is kind 1 with other codes, [b][half][col][128] in order, but that
+// pieces of 16 are exchanged by the column's number: what asynchronous products read.
+constexpr u32 FLOATS = 0, PER_256 = 1, PER_32 = 2, PER_256_IN_ORDER = 3;
 struct Activations {
     u8* codes;
     u8* digits;
@@ -225,7 +226,13 @@ DEV void store_per_256(const float (&v)[16], const Activations& a, u32 b, u32 co
     }
     if (!on) return;
     const size_t at = (size_t)b * a.n_col + col;
-    *(uint4*)(a.codes + (((size_t)b * 4 + j) * a.n_col + col) * 64 + t * 16) = make_uint4(unit[0], unit[1], unit[2], unit[3]);
+    if (a.kind == PER_256) {
+        *(uint4*)(a.codes + (((size_t)b * 4 + j) * a.n_col + col) * 64 + t * 16) = make_uint4(unit[0], unit[1], unit[2], unit[3]);
+    } else {
+        u8* half = a.codes + (((size_t)b * 2 + j / 2) * a.n_col + col) * 128 + t * 4;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) *(u32*)(half + ((j % 2 * 4 + i) ^ (col & 7)) * 16) = unit[i];
+    }
     if (t == 0) *(uint2*)(a.digits + at * 32 + j * 8) = make_uint2(low, high);
     if (half_lane() == 0) a.scales[at] = scale;
 }
@@ -261,6 +268,6 @@ DEV void store_per_32(const float (&v)[16], const Activations& a, u32 g, u32 col
 
 // Group `g` of row `col` of `n` elements in the form that `a` asks for, if any.
 DEV void store_codes(const float (&v)[16], const Activations& a, u32 g, u32 col, u32 n, bool on) {
-    if (a.kind == PER_256) store_per_256(v, a, g, col, on);
+    if (a.kind == PER_256 || a.kind == PER_256_IN_ORDER) store_per_256(v, a, g, col, on);
     if (a.kind == PER_32) store_per_32(v, a, g, col, n, on);
 }

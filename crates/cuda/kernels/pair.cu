@@ -16,3 +16,13 @@ MULTIPLY(multiply_8, 1, 1, 6)
 MULTIPLY(multiply_16, 2, 1, 4)
 MULTIPLY(multiply_16_wide, 2, 2, 3)
 MULTIPLY(multiply_32, 4, 2, 2)
+
+#if defined(HAS_DIGITS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+extern "C" __global__ void __launch_bounds__(first::WIDE_THREADS, 1)
+    multiply_wide(Parts a_parts, u32 n_a, u32, Parts b_parts, u32 n_b, u32, u32 split, u32 n_blocks, Activations a,
+                  Epilogue epilogue, u32) {
+    const u32 group = blockIdx.y;
+    if (group < split) first::multiply_128(a_parts, n_a, group, n_blocks, a, epilogue);
+    else second::multiply_128(b_parts, n_b, group - split, n_blocks, a, epilogue);
+}
+#endif

@@ -102,12 +102,19 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1)
 #define MULTIPLY(name, NT, MT, RESIDENT)                                                                                    \
     extern "C" __global__ void __launch_bounds__(SEGMENTS* WARP, RESIDENT)                                                  \
         name(Parts parts, u32 n_parts, u32 n_tiles, u32 n_blocks, Activations a, Epilogue epilogue, u32 is_late) {          \
-        multiply<NT, MT>(parts, n_parts, n_tiles, blockIdx.y, gridDim.y, n_blocks, a, epilogue, is_late);                                          \
+        multiply<NT, MT>(parts, n_parts, n_tiles, blockIdx.y, gridDim.y, n_blocks, a, epilogue, is_late);                   \
     }
 MULTIPLY(multiply_8, 1, 1, 6)
 MULTIPLY(multiply_16, 2, 1, 4)
 MULTIPLY(multiply_16_wide, 2, 2, 3)
 MULTIPLY(multiply_32, 4, 2, 2)
+#if defined(HAS_DIGITS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Grid: groups of columns, groups of rows.
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    multiply_wide(Parts parts, u32 n_parts, u32, u32 n_blocks, Activations a, Epilogue epilogue, u32) {
+    multiply_128(parts, n_parts, blockIdx.y, n_blocks, a, epilogue);
+}
+#endif
 
 // Blocks of the file to tiles; rows beyond `n_rows` become zeros. One thread a block.
 extern "C" __global__ void pack_tiles(u8* tiles, const u8* blocks, u32 first_row, u32 n_rows, u32 n_blocks, u32 end_row) {

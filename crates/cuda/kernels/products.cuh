@@ -54,6 +54,8 @@ template <u32 NT> struct Columns {
 template <u32 NT, u32 MT>
 DEV void multiply_unit(const u8* const (&w)[MT], const Columns<NT>& c, u32, u32 lane, float (&acc)[MT][NT][4]) {
     const u32 g = lane / 4, t = lane % 4;
+    // Of many columns it pays to shift the high codes down at once, to have one sum.
+    constexpr bool IS_SHIFTED = Format::HIGH_IS_16_TIMES && NT >= 4, HAS_SIXTEEN = Format::HIGH_IS_16_TIMES && !IS_SHIFTED;
     int sum[MT][NT][4] = {}, sixteen[MT][NT][4] = {};
     Head h[MT][2];
 #pragma unroll
@@ -64,18 +66,19 @@ DEV void multiply_unit(const u8* const (&w)[MT], const Columns<NT>& c, u32, u32 
         for (u32 m = 0; m < MT; m++) {
             u32 u[4], v[4];
             Format::codes(w[m], lane, p, u, v);
+            if (IS_SHIFTED) u[2] >>= 4, u[3] >>= 4, v[2] >>= 4, v[3] >>= 4;
 #pragma unroll
             for (u32 n = 0; n < NT; n++) {
                 const uint4 x = c.at(p, n);
                 if (Format::GROUP == 32) {
                     int low[4], high[4];
                     mma_k32<false>(low, u[0], v[0], u[1], v[1], x.x, x.y);
-                    mma_k32<Format::HIGH_IS_16_TIMES>(high, u[2], v[2], u[3], v[3], x.z, x.w);
+                    mma_k32<HAS_SIXTEEN>(high, u[2], v[2], u[3], v[3], x.z, x.w);
 #pragma unroll
                     for (u32 e = 0; e < 4; e++) {
                         const u32 s = h[m][e / 2].scales[p / 2];
                         sum[m][n][e] += low[e] * byte_of(s, p % 2 * 2, Format::IS_SIGNED);
-                        int& to = Format::HIGH_IS_16_TIMES ? sixteen[m][n][e] : sum[m][n][e];
+                        int& to = HAS_SIXTEEN ? sixteen[m][n][e] : sum[m][n][e];
                         to += high[e] * byte_of(s, p % 2 * 2 + 1, Format::IS_SIGNED);
                     }
                 } else {
@@ -213,6 +216,7 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 worker, u32 
     }
     __syncwarp();
     u32 next_tile = worker, next_block = b0;
+    const u64 policy = first_to_leave();
     auto ask = [&](u32 slot) {
         if (next_tile >= n_tiles || b0 == b1) return;
         const u32 count = min(UNIT, b1 - next_block);
@@ -223,8 +227,8 @@ DEV void multiply(const Parts& parts, u32 n_parts, u32 n_tiles, u32 worker, u32 
             barrier_expect(bar, MT * count * TILE_BYTES);
 #pragma unroll
             for (u32 m = 0; m < MT; m++)
-                bulk_copy(to + m * UNIT * TILE_BYTES, part.tiles + (index * MT + m) * tile_stride + (size_t)next_block * TILE_BYTES,
-                          count * TILE_BYTES, bar);
+                bulk_copy_of_weights(to + m * UNIT * TILE_BYTES, part.tiles + (index * MT + m) * tile_stride + (size_t)next_block * TILE_BYTES,
+                                     count * TILE_BYTES, bar, policy);
         }
         next_block += count;
         if (next_block == b1) next_block = b0, next_tile += n_workers;

@@ -7,13 +7,14 @@ constexpr u32 MAX_GROUPS = 1024;  // of a row: 262,144 columns
 
 // Sum of the squares of a row whose groups the half-warps of the block hold in `v` (the first of each) or reread.
 struct RowSum {
-    float part[MAX_GROUPS];
+    __align__(16) float part[MAX_GROUPS];
 
     __device__ __forceinline__ float of(const float (&v)[16], const float* row, u32 n) {
         const u32 n_groups = (n + GROUP - 1) / GROUP, per_round = blockDim.x / 16, own = threadIdx.x / 16;
         __syncthreads();  // the sums of the norm before have been read
         const float first = squares(v);
         if (half_lane() == 0 && own < n_groups) part[own] = first;
+        if (threadIdx.x < 16 && n_groups + threadIdx.x < MAX_GROUPS) part[n_groups + threadIdx.x] = 0.0f;
         for (u32 g0 = per_round; g0 < n_groups; g0 += per_round) {
             float w[16];
             load_group(w, row, g0 + own, n);
@@ -21,22 +22,18 @@ struct RowSum {
             if (half_lane() == 0 && g0 + own < n_groups) part[g0 + own] = s;
         }
         __syncthreads();
+        // Ascending; zeros behind the last one change nothing. Many are fetched at a time, for the chain is long.
         float total = 0.0f;
-        for (u32 g = 0; g < n_groups; g++) total += part[g];
+        for (u32 g = 0; g < n_groups; g += 16) {
+            float4 p[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) p[i] = *(const float4*)(part + g + 4 * i);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) total = (((total + p[i].x) + p[i].y) + p[i].z) + p[i].w;
+        }
         return total;
     }
 };
-
-// v = v * s, then times the weights, if there are any.
-DEV void scale_group(float (&v)[16], float s, const float (&w)[16], bool has_weights) {
-#pragma unroll
-    for (u32 i = 0; i < 16; i++) {
-        v[i] = v[i] * s;
-        if (has_weights) v[i] = v[i] * w[i];
-    }
-}
-// Weights do not depend on the predecessor: those of the first round are asked for before it is waited for.
-DEV void load_weights(float (&w)[16], const float* weights, u32 g, u32 n) { load_group(w, weights, g, weights ? n : 0); }
 
 // out = x / rms(x) * w, one block a row; `out` may be `x`.
 extern "C" __global__ void __launch_bounds__(512) norm_rows(float* out, const float* x, const float* w, u32 n, float eps, Activations a) {
@@ -117,22 +114,6 @@ extern "C" __global__ void norm_heads(float* x, const float* w, u32 dim, u32 n_h
     store_group(v, x, 0, n);
 }
 
-// The dimensions of a head that turn, and the sines and cosines of the rows: [row][cosines, then sines].
-struct Turn {
-    const float* table;
-    u32 n_pairs;
-    u32 is_halves;
-};
-// Turns element `k` of a head; `head` are its elements before the turn.
-DEV float turned(const Turn& turn, const float* head, u32 row, u32 k) {
-    if (k >= 2 * turn.n_pairs) return head[k];
-    const u32 j = turn.is_halves ? k % turn.n_pairs : k / 2;
-    const u32 i0 = turn.is_halves ? j : 2 * j, i1 = turn.is_halves ? j + turn.n_pairs : 2 * j + 1;
-    const float cos = turn.table[row * 2 * turn.n_pairs + j], sin = turn.table[row * 2 * turn.n_pairs + turn.n_pairs + j];
-    const float a = head[i0], b = head[i1];
-    return k == i0 ? a * cos - b * sin : a * sin + b * cos;
-}
-
 // One block a head; `dim` floats of shared memory.
 extern "C" __global__ void rope(float* x, u32 cols, u32 dim, Turn turn) {
     extern __shared__ float head[];
@@ -145,22 +126,12 @@ extern "C" __global__ void rope(float* x, u32 cols, u32 dim, Turn turn) {
     for (u32 k = threadIdx.x; k < dim; k += blockDim.x) x[k] = turned(turn, head, row, k);
 }
 
-// The row of keys (half 0) or values (half 1) at the position of `row`; null for a padding row.
-DEV u8* stored_row(const Place& place, const Row& row, u32 half, u32 is_half) {
-    if (row.seq == NO_SEQUENCE) return 0;
-    return page_of(place, row, row.pos) + row_in_page(place, row.pos, half) * (is_half ? 2 : 4);
-}
-DEV void store_element(u8* row, u32 is_half, u32 at, float x) {
-    if (is_half) ((u16*)row)[at] = float_to_half(x);
-    else ((float*)row)[at] = x;
-}
-
 extern "C" __global__ void store_kv(const float* k, const float* v, const Row* rows, Place place, u32 is_half) {
     wait_for_predecessor();
     let_dependents_start();
     const u32 r = blockIdx.x, half = blockIdx.y;
     const float* x = (half ? v : k) + (size_t)r * place.n_kv;
-    u8* to = stored_row(place, rows[r], half, is_half);
+    u8* to = stored_row(place, rows[r], rows[r].pos, half, is_half);
     if (!to) return;
     for (u32 i = threadIdx.x; i < place.n_kv; i += blockDim.x) store_element(to, is_half, i, x[i]);
 }
@@ -179,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(128) norm_turn_store(float* q, floa
     const size_t at = n ? ((size_t)r * (is_q ? n_head : n_head_kv) + own) * dim : 0;
     float x[16], weights[16];
     load_weights(weights, is_v ? 0 : is_q ? q_norm : k_norm, 0, n);
-    u8* to = !n || is_q ? 0 : stored_row(place, rows[r], is_v, is_half);
+    u8* to = !n || is_q ? 0 : stored_row(place, rows[r], rows[r].pos, is_v, is_half);
     wait_for_predecessor();
     let_dependents_start();
     load_group(x, is_v ? v + at : buffer + at, 0, n);
@@ -254,9 +225,28 @@ DEV void zip_groups(float* x, const float* y, u32 n, const Activations& a) {
     if (WRITES) store_group(v, x + (size_t)row * n, g, n);
     store_codes(v, a, g, row, n, g * GROUP < n);
 }
+// The same for few rows: a block of threads takes a group, a thread an element.
+template <class F> DEV void zip_elements(float* x, const float* y, u32 n, const Activations& a) {
+    __shared__ float z[GROUP];
+    wait_for_predecessor();
+    let_dependents_start();
+    const u32 g = blockIdx.x, row = blockIdx.y, k = g * GROUP + threadIdx.x;
+    x += (size_t)row * n, y += (size_t)row * n;
+    const float result = k < n ? F::of(x[k], y[k]) : 0.0f;
+    if (k < n) x[k] = result;
+    z[threadIdx.x] = result;
+    if (a.kind == FLOATS) return;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    float v[16];  // the upper half-warp repeats the lower one and stores nothing
+#pragma unroll
+    for (u32 i = 0; i < 16; i++) v[i] = z[i * 16 + half_lane()];
+    store_codes(v, a, g, row, n, threadIdx.x < 16);
+}
 extern "C" __global__ void convert(float* x, u32 n, Activations a) { zip_groups<Keep, false>(x, 0, n, a); }
 extern "C" __global__ void swiglu(float* x, const float* y, u32 n, Activations a) { zip_groups<Swiglu, true>(x, y, n, a); }
 extern "C" __global__ void mul_sigmoid(float* x, const float* y, u32 n, Activations a) { zip_groups<MulSigmoid, true>(x, y, n, a); }
+extern "C" __global__ void __launch_bounds__(256) swiglu_few(float* x, const float* y, u32 n, Activations a) { zip_elements<Swiglu>(x, y, n, a); }
 
 // Reads n pieces of 16 bytes, to measure how fast; `out` keeps the compiler from leaving it out.
 extern "C" __global__ void __launch_bounds__(512) read_all(u32* out, const uint4* x, size_t n) {

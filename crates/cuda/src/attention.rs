@@ -2,8 +2,10 @@
 //!
 //! What a reader would get wrong: which of the two is chosen depends on the shape
 //! alone, so that a recording serves every context length; and it changes no bit.
-//! Segments are merged by the launch after next: see [`Merge`].
+//! Segments are merged by the launch after next: see [`Pending`]. Causal attention
+//! over pages of f16 has kernels of its own: `attention_mma.rs`.
 
+use crate::attention_mma::{Few, Heads};
 use crate::buffer::Buf;
 use crate::compile::Element;
 use crate::device::{Cuda, arguments, functions};
@@ -57,7 +59,7 @@ pub(crate) enum Sight {
 
 impl Sight {
     /// Kind and window as kernels/attention.cu numbers them.
-    fn numbers(self) -> (u32, u32) {
+    pub(crate) fn numbers(self) -> (u32, u32) {
         match self {
             Sight::Causal(window) => (0, window.unwrap_or(0)),
             Sight::Block(BlockWindow::All) => (1, 0),
@@ -87,11 +89,29 @@ pub(crate) struct Job {
     scale: f32,
 }
 
-/// The second launch of an attention in segments. It waits for the next operation: a gate is multiplied in it.
+/// The second launch of an attention in segments; a gate is multiplied in it.
 pub(crate) struct Merge {
     function: Function,
     grid: Grid,
     job: Job,
+}
+
+/// A launch that waits for the next operation, which may be done inside it.
+pub(crate) enum Pending {
+    Merge(Merge),
+    Heads(Heads),
+    Few(Few),
+}
+
+impl Pending {
+    /// Where it leaves the result of an attention, if it is one and the result can be multiplied and converted inside it.
+    fn out(&self) -> Option<u64> {
+        match self {
+            Pending::Merge(merge) => Some(merge.job.out),
+            Pending::Few(few) => Some(few.out()),
+            Pending::Heads(_) => None,
+        }
+    }
 }
 
 /// How the work is cut.
@@ -191,7 +211,15 @@ impl Cuda {
         kv: &Kv,
         (layer, scale, sight): (KvLayer, f32, Sight),
     ) {
-        let launched = self.try_attend(out, q, own, kv, (layer, scale, sight));
+        let launched = match (sight, own) {
+            (Sight::Causal(_), None) if self.uses_mma(kv, layer) => {
+                self.attend_mma(out, q, kv, (layer, scale, sight))
+            }
+            _ => {
+                self.start_pending();
+                self.try_attend(out, q, own, kv, (layer, scale, sight))
+            }
+        };
         self.note(launched);
         self.wrote(out);
     }
@@ -266,52 +294,56 @@ impl Cuda {
                 threads: MERGED_COLUMNS * MERGING_PARTS,
                 shared: joins_bytes(dim, n_slots) as u32,
             };
-            self.pending = Some(Merge {
+            self.pending = Some(Pending::Merge(Merge {
                 function: merge,
                 grid,
                 job,
-            });
+            }));
         }
         Ok(())
     }
 
-    /// Starts a merge that waits, if there is one: whatever comes next may read its result.
+    /// Starts what waits, if anything does: whatever comes next may read its result.
     pub(crate) fn start_pending(&mut self) {
-        if let Some(Merge {
-            function,
-            grid,
-            job,
-        }) = self.pending.take()
-        {
-            let (gate, form) = (0u64, Activations::default());
-            self.launch(function, grid, arguments![job, gate, form]);
+        self.start_waiting(0, Activations::default());
+    }
+
+    fn start_waiting(&mut self, gate: u64, form: Activations) {
+        match self.pending.take() {
+            Some(Pending::Merge(Merge {
+                function,
+                grid,
+                job,
+            })) => self.launch(function, grid, arguments![job, gate, form]),
+            Some(Pending::Few(few)) => self.start_few(&few, gate, form),
+            Some(Pending::Heads(heads)) => self.start_heads(heads),
+            None => {}
         }
     }
 
-    /// `x *= sigmoid(gate)` inside the merge that waits, if `x` is what it writes.
+    /// `x *= sigmoid(gate)` inside the launch that waits, if `x` is what it writes.
     pub(crate) fn gate_pending(&mut self, x: &Buf, gate: &Buf) -> bool {
-        if self
-            .pending
-            .as_ref()
-            .is_none_or(|merge| merge.job.out != x.address())
-        {
+        let waiting = self.pending.as_ref();
+        if waiting.and_then(Pending::out) != Some(x.address()) {
             return false;
         }
         assert_eq!(x.cols, gate.cols, "columns of two buffers");
-        let form = self.form_beside(x);
-        if let Some(Merge {
-            function,
-            grid,
-            job,
-        }) = self.pending.take()
-        {
-            self.launch(function, grid, arguments![job, gate.address(), form]);
+        let may_convert = match waiting {
+            Some(Pending::Few(few)) => few.has_groups(),
+            _ => true,
+        };
+        if may_convert {
+            let form = self.form_beside(x);
+            self.start_waiting(gate.address(), form);
+            self.wrote_with_form(x);
+        } else {
+            self.start_waiting(gate.address(), Activations::default());
+            self.wrote(x);
         }
-        self.wrote_with_form(x);
         true
     }
 
-    fn reserve_states(&mut self, bytes: usize) -> Result<(), DeviceError> {
+    pub(crate) fn reserve_states(&mut self, bytes: usize) -> Result<(), DeviceError> {
         if self.states.as_ref().is_some_and(|s| s.bytes() >= bytes) {
             return Ok(());
         }

@@ -4,6 +4,7 @@
 //! kept and reported when a pass ends; until then nothing more is launched.
 
 use crate::attention::Sight;
+use crate::attention_mma::{Heads, has_heads};
 use crate::buffer::Buf;
 use crate::compile::Element;
 use crate::device::{Cuda, Rotation, Turn, arguments};
@@ -18,7 +19,10 @@ use model::kv::KvLayout;
 use model::{Backend, DeviceError, Outputs, PageClass, PageId, Rope, Shape, Step, Want};
 
 /// Rows of the largest pass.
-const MAX_ROWS: usize = 512;
+const MAX_ROWS: usize = 2048;
+
+/// Up to so many rows a group's elements are a thread's each.
+const FEW_ROWS: usize = 32;
 
 /// Elements of a group: a half-warp's.
 const GROUP: usize = 256;
@@ -146,6 +150,11 @@ impl Backend for Cuda {
         } else {
             Element::F32
         })?;
+        for class in layout.classes {
+            if kv.is_half() && has_heads(class.head_dim) {
+                self.mma_kernels(class.head_dim)?;
+            }
+        }
         Ok(kv)
     }
 
@@ -339,7 +348,20 @@ impl Backend for Cuda {
     }
 
     fn swiglu(&mut self, gate: &mut Buf, up: &Buf) {
-        self.zip(self.rows.swiglu, gate, up);
+        let n_rows = self.n_rows(gate.set);
+        if n_rows > FEW_ROWS {
+            return self.zip(self.rows.swiglu, gate, up);
+        }
+        assert_eq!(gate.cols, up.cols, "columns of two buffers");
+        let form = self.form_beside(gate);
+        let grid = Grid {
+            blocks: [gate.cols.div_ceil(GROUP) as u32, n_rows as u32, 1],
+            threads: GROUP as u32,
+            shared: 0,
+        };
+        let (x, y, n) = (gate.address(), up.address(), gate.cols as u32);
+        self.launch(self.rows.swiglu_few, grid, arguments![x, y, n, form]);
+        self.wrote_with_form(gate);
     }
 
     fn add(&mut self, x: &mut Buf, y: &Buf) {
@@ -478,53 +500,27 @@ impl Backend for Cuda {
             }
             return self.store_kv(kv, layer, k, v);
         }
-        let turn = match rope {
-            Some((rope, _)) => self.turn(rope),
-            None => Turn {
-                table: 0,
-                n_pairs: 0,
-                is_halves: 0,
-            },
-        };
-        let place = kv.place(layer, self.step_buffer.pages());
-        let (rows, is_half) = (self.step_buffer.rows(), u32::from(kv.is_half()));
+        let turn = rope.map_or(Turn::NONE, |(rope, _)| self.turn(rope));
         let (n_head, n_head_kv) = (q.cols / dim, class.n_head_kv);
         assert_eq!(
             (k.cols, v.cols),
             (n_head_kv * dim, n_head_kv * dim),
             "columns of keys and values"
         );
-        let function = self.rows.norm_turn_store;
-        let grid = Grid {
-            blocks: [
-                (n_head + 2 * n_head_kv).div_ceil(8) as u32,
-                self.n_rows(q.set) as u32,
-                1,
-            ],
-            threads: 128,
-            shared: 0,
+        let heads = Heads {
+            q: q.address(),
+            k: k.address(),
+            v: v.address(),
+            norms: w.map(Weight::vector),
+            eps,
+            turn,
+            place: kv.place(layer, self.step_buffer.pages()),
+            dim,
+            n_head,
+            n_head_kv,
+            is_half: kv.is_half(),
         };
-        let sizes = [dim as u32, n_head as u32, n_head_kv as u32];
-        let [dim, n_head, n_head_kv] = sizes;
-        self.launch(
-            function,
-            grid,
-            arguments![
-                q.address(),
-                k.address(),
-                v.address(),
-                w[0].vector(),
-                w[1].vector(),
-                eps,
-                dim,
-                n_head,
-                n_head_kv,
-                rows,
-                turn,
-                place,
-                is_half
-            ],
-        );
+        self.prepare_heads(heads, self.uses_mma(kv, layer));
         self.wrote(q);
         self.wrote(k);
     }

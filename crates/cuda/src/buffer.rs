@@ -22,8 +22,8 @@ struct Cell {
     address: AtomicU64,
     /// Which write its content is; 0 before the first.
     version: AtomicU64,
-    /// The form in which products asked for it last, as `products::Form` numbers them.
-    form: AtomicU32,
+    /// The form in which products of few and of many columns asked for it last, as `products` numbers them.
+    forms: [AtomicU32; 2],
 }
 
 impl Buf {
@@ -39,13 +39,13 @@ impl Buf {
         self.cell.version.store(version, Relaxed);
     }
 
-    /// The form in which products asked for it last.
-    pub(crate) fn form(&self) -> u32 {
-        self.cell.form.load(Relaxed)
+    /// The form in which products asked for it last, with many columns or few.
+    pub(crate) fn form(&self, are_many: bool) -> u32 {
+        self.cell.forms[usize::from(are_many)].load(Relaxed)
     }
 
-    pub(crate) fn set_form(&self, form: u32) {
-        self.cell.form.store(form, Relaxed);
+    pub(crate) fn set_form(&self, are_many: bool, form: u32) {
+        self.cell.forms[usize::from(are_many)].store(form, Relaxed);
     }
 }
 
@@ -98,7 +98,7 @@ impl Buffers {
         let cell = Arc::new(Cell {
             address: AtomicU64::new(memory.address()),
             version: AtomicU64::new(0),
-            form: AtomicU32::new(0),
+            forms: Default::default(),
         });
         self.held.push(Held {
             cell: Arc::downgrade(&cell),

@@ -36,13 +36,16 @@ macro_rules! kernel {
 type File = (&'static str, &'static str);
 
 const COMMON: File = kernel!("common.cuh");
+const HEADS: File = kernel!("heads.cuh");
 const ROWS: File = kernel!("rows.cu");
 const ATTENTION: File = kernel!("attention.cu");
+const ATTENTION_MMA: File = kernel!("attention_mma.cu");
 const FLOATS: File = kernel!("floats.cu");
 const SELECT: File = kernel!("select.cu");
 const SHARED: File = kernel!("quant/shared.cuh");
 const TILES: File = kernel!("tiles.cuh");
 const PRODUCTS_OF_FORMAT: File = kernel!("products.cuh");
+const WIDE: File = kernel!("wide.cuh");
 const PRODUCTS: File = kernel!("products.cu");
 const PAIR: File = kernel!("pair.cu");
 
@@ -86,6 +89,8 @@ pub enum Program {
     Rows,
     /// Attention over pages of F32 or F16.
     Attention(Element),
+    /// Attention over pages of F16 on tensor cores, with heads of this many elements.
+    AttentionMma(usize),
     /// Products with weights that are not block-encoded.
     Floats(Element),
     /// Products with block-encoded weights.
@@ -102,6 +107,7 @@ impl Program {
         use Element::{BF16, F16, F32};
         let mut all = vec![Program::Rows, Program::Select];
         all.extend([F32, F16].map(Program::Attention));
+        all.extend([32, 64, 128].map(Program::AttentionMma));
         all.extend([F32, F16, BF16].map(Program::Floats));
         all.extend(FORMATS.map(|(ty, _)| Program::Products(ty)));
         all.extend(PAIRS.map(|(first, second)| Program::Pair(first, second)));
@@ -113,6 +119,7 @@ impl Program {
         match self {
             Program::Rows => "rows".into(),
             Program::Attention(element) => format!("attention {element:?}"),
+            Program::AttentionMma(dim) => format!("attention mma {dim}"),
             Program::Floats(element) => format!("floats {element:?}"),
             Program::Products(ty) => format!("products {ty}"),
             Program::Pair(first, second) => format!("products {first} {second}"),
@@ -123,11 +130,21 @@ impl Program {
     /// Its text.
     fn source(self) -> String {
         let element = |element: Element| format!("#define ELEMENT {}\n", element as usize);
-        let block_len = |ty: TensorType| format!("#define BLOCK_LEN {}\n", ty.block_len());
+        let block_len = |ty: TensorType| {
+            let has_digits = if has_digits(ty) {
+                "#define HAS_DIGITS\n"
+            } else {
+                ""
+            };
+            format!("#define BLOCK_LEN {}\n{has_digits}", ty.block_len())
+        };
         match self {
-            Program::Rows => joined(&[COMMON, ROWS]),
+            Program::Rows => joined(&[COMMON, HEADS, ROWS]),
             Program::Select => joined(&[COMMON, SELECT]),
             Program::Attention(of) => element(of) + &joined(&[COMMON, ATTENTION]),
+            Program::AttentionMma(dim) => {
+                format!("#define DIM {dim}\n") + &joined(&[COMMON, HEADS, ATTENTION_MMA])
+            }
             Program::Floats(of) => element(of) + &joined(&[COMMON, FLOATS]),
             Program::Products(ty) => {
                 let files = [
@@ -136,13 +153,14 @@ impl Program {
                     TILES,
                     format(ty),
                     PRODUCTS_OF_FORMAT,
+                    WIDE,
                     PRODUCTS,
                 ];
                 block_len(ty) + &joined(&files)
             }
             Program::Pair(first, second) => {
                 let space = |name: &str, ty| {
-                    let text = joined(&[format(ty), PRODUCTS_OF_FORMAT]);
+                    let text = joined(&[format(ty), PRODUCTS_OF_FORMAT, WIDE]);
                     format!("namespace {name} {{\n{text}}}\n")
                 };
                 let shared = joined(&[COMMON, SHARED, TILES]);
@@ -182,9 +200,28 @@ pub(crate) fn has_format(ty: TensorType) -> bool {
     FORMATS.iter().any(|(of, _)| *of == ty)
 }
 
+/// Do codes times scales of this encoding fit two digits? Asynchronous products take those.
+pub(crate) fn has_digits(ty: TensorType) -> bool {
+    matches!(ty, TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K)
+}
+
+/// The architecture with asynchronous products.
+const ASYNCHRONOUS: u32 = 90;
+
+/// Has a device of this compute capability asynchronous products?
+pub(crate) fn is_asynchronous((major, minor): (u32, u32)) -> bool {
+    major * 10 + minor == ASYNCHRONOUS
+}
+
 fn options(architecture: u32) -> Vec<String> {
+    // What one architecture alone has must be asked for.
+    let own = if architecture == ASYNCHRONOUS {
+        "a"
+    } else {
+        ""
+    };
     let mut options = vec![
-        format!("--gpu-architecture=sm_{architecture}"),
+        format!("--gpu-architecture=sm_{architecture}{own}"),
         "--std=c++17".into(),
     ];
     options.extend(NUMERICS.map(String::from));

@@ -6,11 +6,12 @@
 //! that a recording names forgets all recordings.
 
 use crate::Error;
-use crate::attention::{AttentionFunctions, Merge};
+use crate::attention::{AttentionFunctions, Pending};
+use crate::attention_mma::{MmaFunctions, Units};
 use crate::buffer::{Buf, Buffers, rows_of};
 use crate::compile::{Element, Kernels, Program};
 use crate::driver::{Argument, Context, Function, Graph, Grid, Memory, Pinned, Stream};
-use crate::products::{Form, PairKernels, ProductKernels};
+use crate::products::{Form, N_FORMS, PairKernels, ProductKernels};
 use crate::select::SelectFunctions;
 use crate::step::{States, StepBuffer};
 use crate::weight::Staging;
@@ -82,6 +83,7 @@ functions!(RowFunctions {
     copy_columns,
     convert,
     swiglu,
+    swiglu_few,
     mul_sigmoid,
     read_all,
 });
@@ -122,6 +124,15 @@ pub(crate) struct Turn {
     pub(crate) is_halves: u32,
 }
 
+impl Turn {
+    /// No dimension turns.
+    pub(crate) const NONE: Turn = Turn {
+        table: 0,
+        n_pairs: 0,
+        is_halves: 0,
+    };
+}
+
 /// What is known of a shape of one function's passes.
 enum Recording {
     /// One pass was launched kernel by kernel.
@@ -138,6 +149,8 @@ pub struct Cuda {
     pub(crate) select: SelectFunctions,
     floats: HashMap<Element, FloatFunctions>,
     attention: HashMap<Element, AttentionFunctions>,
+    /// By the elements of a head.
+    attention_mma: HashMap<usize, MmaFunctions>,
     products: HashMap<TensorType, ProductKernels>,
     pairs: HashMap<(TensorType, TensorType), PairKernels>,
     pub(crate) step: Step,
@@ -148,14 +161,21 @@ pub struct Cuda {
     /// Writes to buffers so far: names the content of one.
     n_writes: u64,
     pub(crate) buffers: Buffers,
-    pub(crate) forms: [Form; 2],
+    /// By kind.
+    pub(crate) forms: [Form; N_FORMS],
     turns: Vec<Turns>,
     /// States of attention's segments and blocks, and how many of a row it has room for.
     pub(crate) states: Option<Memory>,
     pub(crate) n_states: States,
-    /// The merge of the last attention, if it has not been started.
-    pub(crate) pending: Option<Merge>,
+    /// Counts of attention's blocks of threads that are done, and how many states they can leave.
+    pub(crate) arrivals: Option<Memory>,
+    pub(crate) units: Units,
+    /// A launch that waits for the next operation.
+    pub(crate) pending: Option<Pending>,
     pub(crate) staging: Option<Staging>,
+    /// Where logits are searched, and where the host reads what was found.
+    pub(crate) answers: Option<Memory>,
+    pub(crate) read_back: Option<Pinned>,
     pub(crate) probes: Option<Probes>,
     /// May the next launch begin before the one before is done?
     is_chained: bool,
@@ -188,6 +208,7 @@ impl Cuda {
             select,
             floats: HashMap::new(),
             attention: HashMap::new(),
+            attention_mma: HashMap::new(),
             products: HashMap::new(),
             pairs: HashMap::new(),
             step: Step::default(),
@@ -200,8 +221,12 @@ impl Cuda {
             turns: Vec::new(),
             states: None,
             n_states: States::default(),
+            arrivals: None,
+            units: Units::default(),
             pending: None,
             staging: None,
+            answers: None,
+            read_back: None,
             probes: None,
             is_chained: false,
             is_recording: false,
@@ -420,6 +445,16 @@ impl Cuda {
         Ok(&self.attention[&element])
     }
 
+    /// The kernels of attention on tensor cores with heads of `dim` elements.
+    pub(crate) fn mma_kernels(&mut self, dim: usize) -> Result<&MmaFunctions, Error> {
+        if !self.attention_mma.contains_key(&dim) {
+            let program = Program::AttentionMma(dim);
+            let loaded = MmaFunctions::load(&self.context, &mut self.kernels, program)?;
+            self.attention_mma.insert(dim, loaded);
+        }
+        Ok(&self.attention_mma[&dim])
+    }
+
     /// Forgets all recordings: memory that they name has moved.
     pub(crate) fn forget_recordings(&mut self) {
         assert!(!self.is_recording, "memory moved while a pass was recorded");
@@ -514,6 +549,9 @@ impl Cuda {
         let n_states = self.n_states.or(States::of(step));
         has_moved |= n_states != self.n_states;
         self.n_states = n_states;
+        let units = self.units.or(Units::of(step));
+        has_moved |= units != self.units;
+        self.units = units;
         if has_moved {
             self.forget_recordings();
         }

@@ -45,6 +45,8 @@ pub(crate) struct Context {
     pub(crate) n_multiprocessors: u32,
     /// Bytes of shared memory that a block can have.
     pub(crate) shared_bytes: u32,
+    /// Bytes of shared memory of a multiprocessor.
+    pub(crate) multiprocessor_shared_bytes: u32,
     /// CUDA version of the driver, as 1000 * major + 10 * minor.
     pub(crate) driver_version: i32,
 }
@@ -118,6 +120,10 @@ impl Context {
             shared_bytes: attribute(
                 device,
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
+            multiprocessor_shared_bytes: attribute(
+                device,
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
             )?,
             driver_version,
         };
@@ -336,13 +342,8 @@ impl Drop for Module {
 }
 
 impl Function {
-    /// Blocks of `threads` threads with `shared` bytes that fit the whole device at once.
-    pub(crate) fn resident(
-        self,
-        context: &Context,
-        threads: u32,
-        shared: u32,
-    ) -> Result<u32, Error> {
+    /// Blocks of `threads` threads with `shared` bytes that a multiprocessor holds.
+    pub(crate) fn resident(self, threads: u32, shared: u32) -> Result<u32, Error> {
         let mut blocks = 0;
         call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
             &mut blocks,
@@ -350,7 +351,7 @@ impl Function {
             threads as i32,
             shared as usize,
         ))?;
-        Ok(blocks.max(1) as u32 * context.n_multiprocessors)
+        Ok(blocks.max(1) as u32)
     }
 }
 
@@ -427,6 +428,18 @@ impl Stream {
         ))?;
         self.finish()?;
         Ok(to)
+    }
+
+    /// Copies `bytes` bytes at `from` of the device to the front of `to`, and waits for it.
+    pub(crate) fn fetch(&self, to: &mut Pinned, from: u64, bytes: usize) -> Result<(), Error> {
+        assert!(bytes <= to.bytes, "{bytes} of {} bytes", to.bytes);
+        call!(cuMemcpyDtoHAsync_v2(
+            to.start.cast(),
+            from,
+            bytes,
+            self.handle
+        ))?;
+        self.finish()
     }
 
     /// Copies inside the device.

@@ -24,7 +24,7 @@ pub struct Kv {
 
 /// What a kernel needs to find a layer's keys and values; kernels/common.cuh has the same.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     slabs: u64,
     pages: u64,

@@ -8,6 +8,7 @@
 //! sum; tile and grid sizes change no bit.
 
 mod attention;
+mod attention_mma;
 mod backend;
 mod buffer;
 pub mod compile;

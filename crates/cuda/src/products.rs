@@ -6,7 +6,7 @@
 
 use crate::Error;
 use crate::buffer::Buf;
-use crate::compile::{Kernels, Program, pair_of};
+use crate::compile::{Kernels, Program, has_digits, is_asynchronous, pair_of};
 use crate::device::{Cuda, arguments, functions};
 use crate::driver::{Context, Function, Grid, Memory, Module};
 use crate::weight::{Layout, Weight};
@@ -17,6 +17,9 @@ use std::sync::Arc;
 /// Threads of a block: a warp for each of four segments.
 const THREADS: u32 = 128;
 
+/// Columns of the kernel for the fewest.
+const COLUMNS: u32 = 8;
+
 /// The kernel for many columns: threads, stages, rows and columns of a block; kernels/products.cu has the same.
 const GEMM_THREADS: u32 = 288;
 const GEMM_STAGES: u32 = 3;
@@ -26,8 +29,26 @@ const GEMM_COLUMNS: u32 = 64;
 /// From more columns than this on it is worth while: below, half of its columns would be empty.
 const FEW_COLUMNS: u32 = 32;
 
-/// Slots of a warp's ring; kernels/products.cu has the same.
+/// The kernel of asynchronous products: threads, rows and columns of a block; kernels/wide.cuh has the same.
+const WIDE_THREADS: u32 = 384;
+const WIDE_TILES: u32 = 8;
+const WIDE_COLUMNS: u32 = 128;
+
+/// From more columns than this on it is the better one, where there is one.
+const SOME_COLUMNS: u32 = 64;
+
+/// Slots of a warp's ring; kernels/products.cuh has the same.
 const SLOTS: u32 = 2;
+
+/// Up to so many slots a block of threads of few columns reserves, where all of them are there at once: blocks of the next
+/// kernels then find places on all multiprocessors alike. (On an H200 98.8 instead of 103.4 us a layer.)
+const RESERVED_SLOTS: u32 = 4;
+
+/// Bytes of shared memory that the system takes of a block of threads.
+const SYSTEM_BYTES: u32 = 1024;
+
+/// Segments of K.
+const SEGMENTS: u32 = 4;
 
 /// Matrices with this many rows have tiles enough for two to a warp: at 16 columns gate and up take 46 us with two and
 /// 50 with one, the projection after attention is faster with one.
@@ -41,11 +62,29 @@ struct Tile {
     function: Function,
     threads: u32,
     columns: u32,
+    /// Kind of the activations that it reads.
+    form: u32,
     /// Tiles of 16 rows that are taken together.
     n_tiles: u32,
-    shared: u32,
-    /// Blocks of threads that the device holds; they take tiles in turn. 0: a block for every tile.
+    /// Blocks of threads that a multiprocessor holds; they take tiles in turn. 0: a block for every tile.
     resident: u32,
+    /// Bytes of shared memory beside the slots, and of a slot of all warps.
+    fixed: u32,
+    slot: u32,
+}
+
+/// Stages of tiles, codes, digits and scales, each at a multiple of 1024 bytes; sums of the segments before; barriers; and
+/// what it takes to begin at such a multiple.
+fn wide_shared_bytes(tile_bytes: u32) -> u32 {
+    let stage = WIDE_TILES * tile_bytes + WIDE_COLUMNS * (256 + 32 + 4);
+    2 * stage.next_multiple_of(1024) + 128 * WIDE_COLUMNS * 4 + 1024 + 1024
+}
+
+/// How a product is launched.
+struct Launch {
+    grid: Grid,
+    workers: u32,
+    is_late: u32,
 }
 
 /// Kernels for few and for many columns.
@@ -55,50 +94,81 @@ struct Tiles {
     wide: Tile,
     several: Tile,
     many: Option<Tile>,
+    wide_many: Option<Tile>,
 }
 
 impl Tiles {
-    /// Those of a module whose largest block has `block_bytes` bytes; `has_gemm`: also the one for many columns.
-    fn load(
-        context: &Context,
-        module: &Module,
-        (block_len, block_bytes): (usize, usize),
-        has_gemm: bool,
-    ) -> Result<Tiles, Error> {
+    /// Those of a module of kernels for one encoding or for two that read one form.
+    fn load(context: &Context, module: &Module, encodings: &[TensorType]) -> Result<Tiles, Error> {
+        let block_len = encodings[0].block_len();
+        let block_bytes = encodings
+            .iter()
+            .map(|ty| ty.block_bytes())
+            .max()
+            .unwrap_or(0);
+        let form = if block_len == 256 { PER_256 } else { PER_32 };
         let unit = if block_len == 256 { 1 } else { 4 };
-        let slot_bytes = 16 * block_bytes as u32 * unit;
+        let tile_bytes = 16 * block_bytes as u32;
         let tile = |name: &str, columns: u32, n_tiles: u32| -> Result<Tile, Error> {
             let function = module.function(name)?;
-            // Rings, two buffers of sums, a barrier a slot.
-            let rings = 4 * SLOTS * n_tiles * slot_bytes;
-            let shared = rings + 2 * 4 * n_tiles * 16 * columns * 4 + 4 * SLOTS * 8;
+            // Two buffers of sums; rings with a barrier a slot.
+            let fixed = 2 * SEGMENTS * n_tiles * 16 * columns * 4;
+            let slot = SEGMENTS * (n_tiles * tile_bytes * unit + 8);
+            let resident = function.resident(THREADS, fixed + SLOTS * slot)?;
             Ok(Tile {
                 function,
                 threads: THREADS,
                 columns,
+                form,
                 n_tiles,
-                shared,
-                resident: function.resident(context, THREADS, shared)?,
+                resident,
+                fixed,
+                slot,
             })
         };
-        let shared = gemm_shared_bytes(slot_bytes);
-        let many = match has_gemm && context.capability.0 >= 9 && shared <= context.shared_bytes {
-            false => None,
-            true => Some(Tile {
-                function: module.function("multiply_64")?,
-                threads: GEMM_THREADS,
-                columns: GEMM_COLUMNS,
-                n_tiles: GEMM_TILES,
-                shared,
+        // A block of threads for every tile; `sizes`: threads, columns, tiles.
+        let whole = |name: &str, form: u32, sizes: [u32; 3], shared: u32| -> Result<Tile, Error> {
+            let [threads, columns, n_tiles] = sizes;
+            Ok(Tile {
+                function: module.function(name)?,
+                threads,
+                columns,
+                form,
+                n_tiles,
                 resident: 0,
-            }),
+                fixed: shared,
+                slot: 0,
+            })
+        };
+        let shared = gemm_shared_bytes(tile_bytes);
+        let has_gemm = encodings.len() == 1
+            && block_len == 256
+            && context.capability.0 >= 9
+            && shared <= context.shared_bytes;
+        let many = match has_gemm {
+            false => None,
+            true => {
+                let sizes = [GEMM_THREADS, GEMM_COLUMNS, GEMM_TILES];
+                Some(whole("multiply_64", form, sizes, shared)?)
+            }
+        };
+        let is_wide =
+            is_asynchronous(context.capability) && encodings.iter().all(|&ty| has_digits(ty));
+        let wide_many = match is_wide {
+            false => None,
+            true => {
+                let sizes = [WIDE_THREADS, WIDE_COLUMNS, WIDE_TILES];
+                let shared = wide_shared_bytes(tile_bytes);
+                Some(whole("multiply_wide", PER_256_IN_ORDER, sizes, shared)?)
+            }
         };
         Ok(Tiles {
-            narrow: tile("multiply_8", 8, 1)?,
+            narrow: tile("multiply_8", COLUMNS, 1)?,
             two: tile("multiply_16", 16, 1)?,
             wide: tile("multiply_16_wide", 16, 2)?,
             several: tile("multiply_32", 32, 2)?,
             many,
+            wide_many,
         })
     }
 
@@ -108,8 +178,9 @@ impl Tiles {
             0..=8 => self.narrow,
             9..=16 if n_rows >= WIDE_ROWS => self.wide,
             9..=16 => self.two,
-            _ if n_columns > FEW_COLUMNS => self.many.unwrap_or(self.several),
-            _ => self.several,
+            17..=FEW_COLUMNS => self.several,
+            33..=SOME_COLUMNS => self.many.unwrap_or(self.several),
+            _ => self.wide_many.or(self.many).unwrap_or(self.several),
         }
     }
 }
@@ -130,9 +201,8 @@ impl ProductKernels {
         ty: TensorType,
     ) -> Result<ProductKernels, Error> {
         let functions = ProductFunctions::load(context, kernels, Program::Products(ty))?;
-        let (block, has_gemm) = ((ty.block_len(), ty.block_bytes()), ty.block_len() == 256);
         Ok(ProductKernels {
-            tiles: Tiles::load(context, &functions.module, block, has_gemm)?,
+            tiles: Tiles::load(context, &functions.module, &[ty])?,
             pack_tiles: functions.pack_tiles,
             embed: functions.embed,
             _functions: functions,
@@ -154,9 +224,8 @@ impl PairKernels {
         (first, second): (TensorType, TensorType),
     ) -> Result<PairKernels, Error> {
         let module = Module::load(context, &kernels.cubin(Program::Pair(first, second))?)?;
-        let block_bytes = first.block_bytes().max(second.block_bytes());
         Ok(PairKernels {
-            tiles: Tiles::load(context, &module, (first.block_len(), block_bytes), false)?,
+            tiles: Tiles::load(context, &module, &[first, second])?,
             _module: module,
         })
     }
@@ -170,19 +239,33 @@ fn gemm_shared_bytes(tile_bytes: u32) -> u32 {
 }
 
 impl Tile {
-    /// Blocks of threads that share `end` tiles, beside `n_groups` groups of columns.
-    fn workers(&self, n_groups: u32, end: u32) -> u32 {
-        match self.resident {
+    /// The launch for `n_columns` columns and `end` tiles of rows of `n_units` units of K each.
+    fn launch(&self, context: &Context, n_columns: u32, (end, n_units): (u32, u32)) -> Launch {
+        let n_groups = n_columns.div_ceil(self.columns);
+        let places = self.resident * context.n_multiprocessors;
+        let workers = match places {
             0 => end,
-            resident => end.min((resident / n_groups).max(1)),
+            _ => end.min((places / n_groups).max(1)),
+        };
+        let n_blocks = n_groups * workers;
+        let slots = if self.slot > 0 { SLOTS } else { 0 };
+        let mut shared = self.fixed + slots * self.slot;
+        if self.columns == COLUMNS && n_blocks <= places {
+            let of_each = n_blocks.div_ceil(context.n_multiprocessors);
+            let room = (context.multiprocessor_shared_bytes / of_each).min(context.shared_bytes);
+            let room = room.saturating_sub(SYSTEM_BYTES + self.fixed) / self.slot;
+            let useful = n_units.div_ceil(SEGMENTS) * end.div_ceil(workers);
+            let slots = room.min(RESERVED_SLOTS).min(useful).max(SLOTS);
+            shared = self.fixed + slots * self.slot;
         }
-    }
-
-    fn grid(&self, n_groups: u32, workers: u32) -> Grid {
-        Grid {
-            blocks: [n_groups, workers, 1],
-            threads: self.threads,
-            shared: self.shared,
+        Launch {
+            grid: Grid {
+                blocks: [n_groups, workers, 1],
+                threads: self.threads,
+                shared,
+            },
+            workers,
+            is_late: u32::from(n_blocks < places),
         }
     }
 }
@@ -209,6 +292,10 @@ fn parts_of(matrices: &Matrices<'_>, n_tiles: u32) -> ([Part; 4], u32) {
 /// Kind of an int8 form, as kernels/common.cuh numbers them; 0 is none.
 const PER_256: u32 = 1;
 const PER_32: u32 = 2;
+const PER_256_IN_ORDER: u32 = 3;
+
+/// Kinds of forms, none left out.
+pub(crate) const N_FORMS: usize = 3;
 
 /// The newest input of products in one int8 form.
 #[derive(Default)]
@@ -268,13 +355,18 @@ impl Epilogue {
     }
 }
 
-/// The kind of form that weights of this encoding want.
-fn kind_of(ty: TensorType) -> u32 {
+/// Units of K that a slot of a ring holds one of.
+fn units_of(ty: TensorType, n_blocks: u32) -> u32 {
     if ty.block_len() == 256 {
-        PER_256
+        n_blocks
     } else {
-        PER_32
+        n_blocks.div_ceil(4)
     }
+}
+
+/// Are so many columns many, to whom buffers are written in another form?
+fn are_many(n_columns: usize) -> bool {
+    n_columns > SOME_COLUMNS as usize
 }
 
 impl Cuda {
@@ -293,8 +385,8 @@ impl Cuda {
         n_columns: usize,
     ) -> Result<Activations, DeviceError> {
         let (codes, digits, scales) = match kind {
-            PER_256 => (cols, cols / 8, cols / 64),
-            _ => (cols, 0, cols / 8),
+            PER_32 => (cols, 0, cols / 8),
+            _ => (cols, cols / 8, cols / 64),
         };
         // Each part begins at a multiple of 256 bytes.
         let part = |bytes: usize| (bytes * n_columns).next_multiple_of(256) as u64;
@@ -330,10 +422,11 @@ impl Cuda {
     /// Where an operation that writes `out` leaves its int8 form, if products read one. Follow it by
     /// [`Cuda::wrote_with_form`].
     pub(crate) fn form_beside(&mut self, out: &Buf) -> Activations {
-        match out.form() {
+        let n_columns = self.n_rows(out.set);
+        match out.form(are_many(n_columns)) {
             0 => Activations::default(),
             kind => {
-                let form = self.form(kind, out.cols, self.n_rows(out.set));
+                let form = self.form(kind, out.cols, n_columns);
                 self.note(form).unwrap_or_default()
             }
         }
@@ -342,18 +435,19 @@ impl Cuda {
     /// Marks a buffer and the form beside it as written.
     pub(crate) fn wrote_with_form(&mut self, out: &Buf) {
         self.wrote(out);
-        if out.form() > 0 {
-            let n_columns = self.n_rows(out.set) as u32;
-            self.forms[out.form() as usize - 1].of = (out.version(), n_columns);
+        let n_columns = self.n_rows(out.set);
+        let form = out.form(are_many(n_columns));
+        if form > 0 {
+            self.forms[form as usize - 1].of = (out.version(), n_columns as u32);
         }
     }
 
-    /// The form of `x` that products with weights of encoding `ty` read.
-    fn converted(&mut self, x: &Buf, ty: TensorType) -> Result<Activations, DeviceError> {
-        let (kind, n_columns) = (kind_of(ty), self.n_rows(x.set));
+    /// The form of `x` that products read as `kind`.
+    fn converted(&mut self, x: &Buf, kind: u32) -> Result<Activations, DeviceError> {
+        let n_columns = self.n_rows(x.set);
         let form = self.form(kind, x.cols, n_columns)?;
         let of = (x.version(), n_columns as u32);
-        x.set_form(kind);
+        x.set_form(are_many(n_columns), kind);
         if self.forms[kind as usize - 1].of != of || of.0 == 0 {
             self.forms[kind as usize - 1].of = of;
             let convert = self.rows.convert;
@@ -398,21 +492,25 @@ impl Cuda {
             }
         }
         let done = match &groups[..] {
-            [one, other] if self.n_rows(x.set) <= FEW_COLUMNS as usize => {
-                match pair_of(one.0, other.0) {
-                    Some(pair) if pair.0 == one.0 => {
-                        self.multiply_pair(pair, [&one.1, &other.1], x, epilogue)
-                    }
-                    Some(pair) => self.multiply_pair(pair, [&other.1, &one.1], x, epilogue),
-                    None => self.multiply_each(&groups, x, epilogue),
+            [one, other] if self.has_pairs(self.n_rows(x.set)) => match pair_of(one.0, other.0) {
+                Some(pair) if pair.0 == one.0 => {
+                    self.multiply_pair(pair, [&one.1, &other.1], x, epilogue)
                 }
-            }
+                Some(pair) => self.multiply_pair(pair, [&other.1, &one.1], x, epilogue),
+                None => self.multiply_each(&groups, x, epilogue),
+            },
             _ => self.multiply_each(&groups, x, epilogue),
         };
         self.note(done);
         for (y, _) in out {
             self.wrote(y);
         }
+    }
+
+    /// Are there kernels for two encodings and this many columns?
+    fn has_pairs(&self, n_columns: usize) -> bool {
+        let is_wide = are_many(n_columns) && is_asynchronous(self.context.capability);
+        n_columns <= FEW_COLUMNS as usize || is_wide
     }
 
     /// A launch for each encoding.
@@ -423,18 +521,21 @@ impl Cuda {
         epilogue: Epilogue,
     ) -> Result<(), DeviceError> {
         for (ty, matrices) in groups {
-            let form = self.converted(x, *ty)?;
+            let n_columns = self.n_rows(x.set) as u32;
             let n_rows = matrices.iter().map(|(y, _)| y.cols).sum();
-            let tile = self.product_kernels(*ty)?.tiles.of(form.n_columns, n_rows);
+            let tile = self.product_kernels(*ty)?.tiles.of(n_columns, n_rows);
+            let form = self.converted(x, tile.form)?;
             let (parts, end) = parts_of(matrices, tile.n_tiles);
-            let n_groups = form.n_columns.div_ceil(tile.columns);
-            let workers = tile.workers(n_groups, end);
-            let is_late = u32::from(n_groups * workers < tile.resident);
             let n_blocks = matrices[0].1.n_blocks(*ty) as u32;
             let n_parts = matrices.len() as u32;
+            let Launch { grid, is_late, .. } = tile.launch(
+                &self.context,
+                form.n_columns,
+                (end, units_of(*ty, n_blocks)),
+            );
             self.launch(
                 tile.function,
-                tile.grid(n_groups, workers),
+                grid,
                 arguments![parts, n_parts, end, n_blocks, form, epilogue, is_late],
             );
         }
@@ -449,13 +550,19 @@ impl Cuda {
         x: &Buf,
         epilogue: Epilogue,
     ) -> Result<(), DeviceError> {
-        let form = self.converted(x, pair.0)?;
+        let n_columns = self.n_rows(x.set) as u32;
         let n_rows = first.iter().chain(second).map(|(y, _)| y.cols).sum();
-        let tile = self.pair_kernels(pair)?.tiles.of(form.n_columns, n_rows);
+        let tile = self.pair_kernels(pair)?.tiles.of(n_columns, n_rows);
+        let form = self.converted(x, tile.form)?;
         let (a_parts, a_end) = parts_of(first, tile.n_tiles);
         let (b_parts, b_end) = parts_of(second, tile.n_tiles);
-        let n_groups = form.n_columns.div_ceil(tile.columns);
-        let workers = tile.workers(n_groups, a_end + b_end).max(2);
+        let n_blocks = first[0].1.n_blocks(pair.0) as u32;
+        let sizes = (a_end + b_end, units_of(pair.0, n_blocks));
+        let Launch {
+            grid,
+            workers,
+            is_late,
+        } = tile.launch(&self.context, form.n_columns, sizes);
         let split = match workers == a_end + b_end {
             true => a_end,
             false => {
@@ -465,12 +572,10 @@ impl Cuda {
                 (share.round() as u32).clamp(1, workers - 1)
             }
         };
-        let is_late = u32::from(n_groups * workers < tile.resident);
-        let n_blocks = first[0].1.n_blocks(pair.0) as u32;
         let (n_a, n_b) = (first.len() as u32, second.len() as u32);
         self.launch(
             tile.function,
-            tile.grid(n_groups, workers),
+            grid,
             arguments![
                 a_parts, n_a, a_end, b_parts, n_b, b_end, split, n_blocks, form, epilogue, is_late
             ],

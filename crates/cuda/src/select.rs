@@ -7,7 +7,7 @@
 
 use crate::buffer::Buf;
 use crate::device::{Cuda, arguments, functions};
-use crate::driver::{Grid, Memory};
+use crate::driver::{Grid, Memory, Pinned};
 use model::{DeviceError, Outputs, RowOutput, Want};
 
 /// Logits that a block of threads takes; kernels/select.cu has the same.
@@ -72,6 +72,34 @@ fn grid(n_chunks: usize, n_rows: usize) -> Grid {
     }
 }
 
+/// Where the device works: what is read back lies in front, in this order.
+struct Places {
+    /// Largest logits, 16 bytes each; sums of exponentials, f64; logits and keys of the largest k.
+    table: u64,
+    sums: u64,
+    top_logits: u64,
+    top_keys: u64,
+    /// Bytes of all that.
+    read_bytes: usize,
+    /// Keys and first tokens that are not finite, of each chunk; sums of each chunk.
+    keys: u64,
+    bad: u64,
+    parts: u64,
+    /// Keys of the chunks, by turns.
+    rounds: [u64; 2],
+}
+
+/// Is the sum of exponentials wanted?
+fn is_summed(want: &Want) -> bool {
+    matches!(
+        want,
+        Want::TopK {
+            logsumexp: true,
+            ..
+        }
+    )
+}
+
 impl Cuda {
     /// Answers `want`, one for each row of `logits`.
     pub(crate) fn select_rows(
@@ -88,57 +116,60 @@ impl Cuda {
         if rows.n == 0 || rows.n_vocab == 0 {
             return Ok(Outputs::new());
         }
-        let table = Memory::new(&self.context, "answers", 16 * rows.n)?;
-        let largest = self.largest(rows, &table)?;
         let most = |w: &Want| match *w {
             Want::TopK { k, .. } => k.min(rows.n_vocab),
             _ => 0,
         };
         let k = want.iter().map(most).max().unwrap_or(0);
-        let top = match k {
-            1..=MAX_TOP => self.top(rows, k)?,
-            _ => Vec::new(),
-        };
-        let is_summed = |w: &Want| {
-            matches!(
-                w,
-                Want::TopK {
-                    logsumexp: true,
-                    ..
-                }
-            )
-        };
-        let sums = match want.iter().any(is_summed) {
-            true => self.exponentials(rows, &table)?,
-            false => Vec::new(),
-        };
+        let k = if k > MAX_TOP { 0 } else { k };
+        let places = self.places(rows, k)?;
+        self.largest(rows, &places);
+        if want.iter().any(is_summed) {
+            self.exponentials(rows, &places);
+        }
+        if k > 0 {
+            self.top(rows, k, &places);
+        }
+        self.take_failure()?;
+        let bytes = self.answers(places.table, places.read_bytes)?;
+        let at = |place: u64| &bytes[(place - places.table) as usize..];
+        let (tables, sums) = (at(places.table), at(places.sums));
+        let (top_logits, top_keys) = (at(places.top_logits), at(places.top_keys));
         let row_bytes = rows.n_vocab * size_of::<f32>();
         let mut answers = Outputs::with_capacity(rows.n);
-        for (r, (want, largest)) in want.iter().zip(&largest).enumerate() {
+        for (r, want) in want.iter().enumerate() {
             let Largest {
                 token,
                 logit,
                 not_finite,
-            } = *largest;
+            } = Largest::read(&tables.as_chunks::<16>().0[r]);
             if not_finite != u32::MAX {
                 answers.push(RowOutput::NonFinite { token: not_finite });
                 continue;
             }
-            let whole = |be: &Cuda| -> Result<Vec<f32>, DeviceError> {
-                let bytes = be
-                    .stream
-                    .download(rows.address + (r * row_bytes) as u64, row_bytes)?;
-                Ok(floats(&bytes))
+            let whole = || -> Result<Vec<f32>, DeviceError> {
+                let at = rows.address + (r * row_bytes) as u64;
+                Ok(floats(&self.stream.download(at, row_bytes)?))
             };
             answers.push(match *want {
                 Want::Argmax => RowOutput::Argmax { token, logit },
-                Want::Full => RowOutput::Full(whole(self)?),
-                Want::TopK { .. } if k > MAX_TOP => model::select(&whole(self)?, *want),
+                Want::Full => RowOutput::Full(whole()?),
+                Want::TopK { k, .. } if k.min(rows.n_vocab) > MAX_TOP => {
+                    model::select(&whole()?, *want)
+                }
                 Want::TopK { k: own, logsumexp } => {
-                    let top = top.get(r * k..(r + 1) * k).unwrap_or_default();
+                    let sum = f64::from_le_bytes(sums.as_chunks::<8>().0[r]);
+                    let keys = &top_keys.as_chunks::<8>().0[r * k..][..own.min(k)];
+                    let logits = &top_logits.as_chunks::<4>().0[r * k..];
+                    let token = |key: &[u8; 8]| !(u64::from_le_bytes(*key) as u32);
+                    let logit_of = |x: &[u8; 4]| f32::from_le_bytes(*x);
                     RowOutput::TopK {
-                        top: top[..own.min(k)].to_vec(),
-                        logsumexp: logsumexp.then(|| (f64::from(logit) + sums[r].ln()) as f32),
+                        top: keys
+                            .iter()
+                            .map(token)
+                            .zip(logits.iter().map(logit_of))
+                            .collect(),
+                        logsumexp: logsumexp.then(|| (f64::from(logit) + sum.ln()) as f32),
                     }
                 }
             });
@@ -146,129 +177,120 @@ impl Cuda {
         Ok(answers)
     }
 
+    /// Room for the answers of these rows with `k` logits each.
+    fn places(&mut self, rows: Rows, k: usize) -> Result<Places, DeviceError> {
+        let (n, n_chunks) = (rows.n, rows.n_chunks());
+        let mut end = 0;
+        let mut part = |bytes: usize| {
+            end += bytes.next_multiple_of(16);
+            (end - bytes.next_multiple_of(16)) as u64
+        };
+        let (table, sums) = (part(16 * n), part(8 * n));
+        let (top_logits, top_keys) = (part(4 * k * n), part(8 * k * n));
+        let keys = part(8 * n_chunks * n);
+        let (bad, parts) = (part(4 * n_chunks * n), part(8 * n_chunks * n));
+        let rounds = [part(8 * n_chunks * k * n), part(8 * n_chunks * k * n)];
+        if self.answers.as_ref().is_none_or(|a| a.bytes() < end) {
+            self.stream.finish()?;
+            self.answers = None;
+            self.answers = Some(Memory::new(&self.context, "answers", end)?);
+        }
+        let start = self.answers.as_ref().map_or(0, Memory::address);
+        Ok(Places {
+            table: start + table,
+            sums: start + sums,
+            top_logits: start + top_logits,
+            top_keys: start + top_keys,
+            read_bytes: keys as usize,
+            keys: start + keys,
+            bad: start + bad,
+            parts: start + parts,
+            rounds: rounds.map(|at| start + at),
+        })
+    }
+
+    /// Bytes of the device, by way of memory that it reaches itself.
+    fn answers(&mut self, from: u64, n: usize) -> Result<Vec<u8>, DeviceError> {
+        if self.read_back.as_ref().is_none_or(|p| p.bytes() < n) {
+            self.read_back = None;
+            self.read_back = Some(Pinned::new(&self.context, n.next_power_of_two())?);
+        }
+        let pinned = self.read_back.as_mut().expect("just made");
+        self.stream.fetch(pinned, from, n)?;
+        Ok(pinned.as_mut_slice()[..n].to_vec())
+    }
+
     /// Largest logit of each row, and whether all are finite.
-    fn largest(&mut self, rows: Rows, table: &Memory) -> Result<Vec<Largest>, DeviceError> {
-        let n_chunks = rows.n_chunks();
-        let keys = Memory::new(&self.context, "keys of logits", 8 * n_chunks * rows.n)?;
-        let bad = Memory::new(&self.context, "keys of logits", 4 * n_chunks * rows.n)?;
+    fn largest(&mut self, rows: Rows, at: &Places) {
         let n = rows.n_vocab as u32;
         let function = self.select.chunk_largest;
         self.launch_alone(
             function,
-            grid(n_chunks, rows.n),
-            arguments![keys.address(), bad.address(), rows.address, n],
+            grid(rows.n_chunks(), rows.n),
+            arguments![at.keys, at.bad, rows.address, n],
         );
         let grid = Grid {
             blocks: [rows.n as u32, 1, 1],
             threads: 32,
             shared: 0,
         };
-        let function = self.select.row_largest;
+        let (function, n_chunks) = (self.select.row_largest, rows.n_chunks() as u32);
         self.launch_alone(
             function,
             grid,
-            arguments![
-                table.address(),
-                keys.address(),
-                bad.address(),
-                rows.address,
-                n,
-                n_chunks as u32
-            ],
+            arguments![at.table, at.keys, at.bad, rows.address, n, n_chunks],
         );
-        self.take_failure()?;
-        let bytes = self.stream.download(table.address(), 16 * rows.n)?;
-        Ok(bytes
-            .as_chunks::<16>()
-            .0
-            .iter()
-            .map(Largest::read)
-            .collect())
     }
 
     /// The `k` largest logits of each row, row after row.
-    fn top(&mut self, rows: Rows, k: usize) -> Result<Vec<(u32, f32)>, DeviceError> {
+    fn top(&mut self, rows: Rows, k: usize, at: &Places) {
         let mut n_chunks = rows.n_chunks();
-        let mut keys = Memory::new(&self.context, "keys of logits", 8 * n_chunks * k * rows.n)?;
+        let [mut keys, mut fewer] = at.rounds;
+        let n = rows.n_vocab as u32;
+        let place = |n_chunks: usize, round: u64| if n_chunks == 1 { at.top_keys } else { round };
+        keys = place(n_chunks, keys);
         let function = self.select.top_of_logits;
         self.launch_alone(
             function,
             grid(n_chunks, rows.n),
-            arguments![keys.address(), rows.address, rows.n_vocab as u32, k as u32],
+            arguments![keys, rows.address, n, k as u32],
         );
         while n_chunks > 1 {
             let n_keys = n_chunks * k;
             n_chunks = n_keys.div_ceil(CHUNK);
-            let fewer = Memory::new(&self.context, "keys of logits", 8 * n_chunks * k * rows.n)?;
+            let to = place(n_chunks, fewer);
             let function = self.select.top_of_keys;
             self.launch_alone(
                 function,
                 grid(n_chunks, rows.n),
-                arguments![fewer.address(), keys.address(), n_keys as u32, k as u32],
+                arguments![to, keys, n_keys as u32, k as u32],
             );
-            // The keys before are freed here.
-            self.stream.finish()?;
-            keys = fewer;
+            (keys, fewer) = (to, keys);
         }
-        let logits = Memory::new(&self.context, "largest logits", 4 * k * rows.n)?;
         let function = self.select.logits_of_keys;
         self.launch_alone(
             function,
             grid(k.div_ceil(THREADS as usize), rows.n),
-            arguments![
-                logits.address(),
-                keys.address(),
-                rows.address,
-                rows.n_vocab as u32,
-                k as u32
-            ],
+            arguments![at.top_logits, keys, rows.address, n, k as u32],
         );
-        self.take_failure()?;
-        let keys = self.stream.download(keys.address(), 8 * k * rows.n)?;
-        let logits = self.stream.download(logits.address(), 4 * k * rows.n)?;
-        let tokens = keys
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|key| !(u64::from_le_bytes(*key) as u32));
-        Ok(tokens.zip(floats(&logits)).collect())
     }
 
     /// The sum of exponentials of each row against its largest logit.
-    fn exponentials(&mut self, rows: Rows, table: &Memory) -> Result<Vec<f64>, DeviceError> {
-        let n_chunks = rows.n_chunks();
-        let parts = Memory::new(&self.context, "sums of exponentials", 8 * n_chunks * rows.n)?;
-        let sums = Memory::new(&self.context, "sums of exponentials", 8 * rows.n)?;
+    fn exponentials(&mut self, rows: Rows, at: &Places) {
+        let n = rows.n_vocab as u32;
         let function = self.select.chunk_exponentials;
         self.launch_alone(
             function,
-            grid(n_chunks, rows.n),
-            arguments![
-                parts.address(),
-                rows.address,
-                table.address(),
-                rows.n_vocab as u32
-            ],
+            grid(rows.n_chunks(), rows.n),
+            arguments![at.parts, rows.address, at.table, n],
         );
         let grid = Grid {
             blocks: [rows.n as u32, 1, 1],
             threads: 32,
             shared: 0,
         };
-        let function = self.select.row_exponentials;
-        self.launch_alone(
-            function,
-            grid,
-            arguments![sums.address(), parts.address(), n_chunks as u32],
-        );
-        self.take_failure()?;
-        let bytes = self.stream.download(sums.address(), 8 * rows.n)?;
-        Ok(bytes
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|sum| f64::from_le_bytes(*sum))
-            .collect())
+        let (function, n_chunks) = (self.select.row_exponentials, rows.n_chunks() as u32);
+        self.launch_alone(function, grid, arguments![at.sums, at.parts, n_chunks]);
     }
 }
 

@@ -13,7 +13,8 @@ use cpu::Isa;
 use device::{cpu, device, unrecorded};
 use gguf::Gguf;
 use model::KvType;
-use testing::{bundled, first_difference, open, testdata};
+use std::collections::HashMap;
+use testing::{bundled, distance, first_difference, open, testdata};
 
 fn check(file: &Gguf, kv: KvType, tokens: &[u32]) {
     let mut lab = Lab::new(device(), file, kv);
@@ -29,13 +30,25 @@ fn check(file: &Gguf, kv: KvType, tokens: &[u32]) {
     assert_eq!(found, none, "without recordings");
     let found = differing(Plain::new(device()), what, text, Some(&few));
     assert_eq!(found, none, "fused operations");
-    // The kernels follow the CPU backend in every operation, so its logits are the same bits.
+    // The kernels follow the CPU backend in every operation, so its logits are the same bits; but attention over pages of
+    // f16 has an order of its own, and what it changes in the last place moves some roundings of activations.
     let on_cpu = Lab::new(cpu(Isa::detect(), 2), file, kv).in_chunks(tokens, 512);
-    assert_eq!(
-        first_difference(&expected, &on_cpu),
-        None,
-        "against the CPU"
-    );
+    match kv {
+        KvType::F32 => assert_eq!(
+            first_difference(&expected, &on_cpu),
+            None,
+            "against the CPU"
+        ),
+        KvType::F16 => assert_near(&expected, &on_cpu, 0.12, "against the CPU"),
+    }
+}
+
+/// Relative RMS of the difference.
+#[track_caller]
+fn assert_near(found: &[Vec<f32>], expected: &[Vec<f32>], bound: f64, what: &str) {
+    let (max, rms) = distance(&found.concat(), &expected.concat());
+    println!("{what}: largest difference {max:.2e}, relative RMS {rms:.2e}");
+    assert!(rms <= bound, "{what}: relative RMS {rms:.2e}");
 }
 
 #[test]
@@ -117,25 +130,18 @@ fn drafts_do_not_depend_on_the_route() {
         );
     }
     let (found, again) = with_drafter(cpu(Isa::Scalar, 2), files, 64);
-    assert_eq!(
-        first_difference(&found, &logits),
-        None,
-        "logits against the CPU"
-    );
-    assert_eq!(
-        first_difference(&again, &drafts),
-        None,
-        "drafts against the CPU"
-    );
+    assert_near(&logits, &found, 1e-3, "logits against the CPU");
+    assert_near(&drafts, &again, 1e-3, "drafts against the CPU");
 }
 
-/// Both sides of the position where segments become longer, on both routes.
+/// Both sides of the positions where segments end or become longer, on both routes.
 #[test]
 fn long_contexts() {
     for ty in [KvType::F16, KvType::F32] {
         let mut on_cpu = Bench::new(cpu(Isa::detect(), 2), ty, |i| i);
         let mut bench = Bench::new(device(), ty, |i| (i * 31 + 17) % 74);
         for window in WINDOWS {
+            let mut first_found = HashMap::new();
             for (before, after) in [(0, 0), (6, 2), (30, 9), (300, 20)] {
                 for pos in POSITIONS {
                     let first = pos.saturating_sub(before);
@@ -143,13 +149,17 @@ fn long_contexts() {
                     let expected = on_cpu.attend(&rows, window);
                     let found = bench.attend(&rows, window);
                     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                        let same = bits(found) == bits(expected);
-                        assert!(
-                            same,
-                            "row {} of {} rows, window {window:?}",
-                            rows[i],
-                            rows.len()
-                        );
+                        let what =
+                            format!("row {} of {} rows, window {window:?}", rows[i], rows.len());
+                        let first = first_found.entry(rows[i]).or_insert_with(|| bits(found));
+                        assert!(bits(found) == *first, "{what}, against another route");
+                        match ty {
+                            KvType::F32 => assert!(bits(found) == bits(expected), "{what}"),
+                            KvType::F16 => {
+                                let (max, rms) = distance(found, expected);
+                                assert!(rms <= 1e-5, "{what}: {max:.2e}, {rms:.2e}");
+                            }
+                        }
                     }
                 }
             }

@@ -7,7 +7,7 @@ use model::backend::{Attention, KvLayer, RowSet};
 use model::kv::{ClassLayout, KvLayout};
 use model::{Backend, Input, KvType, PAGE_ROWS, PageClass, PageId, Row, Step};
 
-pub const HEAD_DIM: usize = 16;
+pub const HEAD_DIM: usize = 32;
 pub const N_HEAD_KV: usize = 2;
 pub const N_HEAD: usize = 6;
 const N_ROWS: u32 = 18_700;

@@ -4,12 +4,15 @@
 struct Format {
     static constexpr u32 BYTES = 176, GROUP = 32, OFFSET = 0;
     static constexpr bool HAS_MINIMA = true, IS_SIGNED = false, HIGH_IS_16_TIMES = false;
+    static constexpr u32 DIGIT_BITS = 3;
 
     DEV void pack(u8* tile, const u8* block, u32 r) {
         for (u32 i = 0; i < 128; i++) tile[lane_place(r, i)] = block[48 + i];
         for (u32 i = 0; i < 16; i++) tile[2048 + r * 16 + i] = block[i];
         for (u32 i = 0; i < 32; i++) tile[2304 + lane_place(r, i)] = block[16 + i];
     }
+    // Codes up to 31 times the upper and the lower three bits of the scale: bytes do not overflow.
+    DEV void digits(u32 codes, u32 scale, u32& upper, u32& lower) { upper = codes * (scale >> 3), lower = codes * (scale & 7); }
     DEV Head head(const u8* tile, u32 r) { return head_of_6_bits(*(const uint4*)(tile + 2048 + r * 16)); }
     DEV u32 minima(const Head& h, u32 t) { return twice(h.minima, t); }
     DEV u32 fifth(u32 bits, u32 s) { return (bits >> s & 0x01010101u) << 4; }

@@ -6,6 +6,7 @@
 struct Format {
     static constexpr u32 BYTES = 210, GROUP = 16, OFFSET = 32;
     static constexpr bool HAS_MINIMA = false, IS_SIGNED = true, HIGH_IS_16_TIMES = false;
+    static constexpr u32 DIGIT_BITS = 7;
 
     DEV u32 code(const u8* block, u32 k) {
         const u32 half = k / 128, run = k % 128 / 32, i = k % 32;
@@ -24,6 +25,13 @@ struct Format {
             }
         for (u32 i = 0; i < 16; i++) tile[3072 + r * 16 + i] = block[192 + i];
         for (u32 i = 0; i < 2; i++) tile[3328 + r * 2 + i] = block[208 + i];
+    }
+    // Codes up to 63 times the scale, in two digits of seven bits. The scale is taken 128 too large, to have no sign; the codes
+    // come off the upper digit for it.
+    DEV void digits(u32 codes, u32 scale, u32& upper, u32& lower) {
+        const u32 even = (codes & 0x00ff00ffu) * (scale ^ 128), odd = (codes >> 8 & 0x00ff00ffu) * (scale ^ 128);
+        upper = minus(even >> 7 & 0x00ff00ffu | odd << 1 & 0xff00ff00u, codes);
+        lower = even & 0x007f007fu | odd << 8 & 0x7f007f00u;
     }
     DEV Head head(const u8* tile, u32 r) {
         const uint4 s = *(const uint4*)(tile + 3072 + r * 16);
