@@ -74,19 +74,19 @@ fn whole_turn(ids: &[u32]) -> (Vec<(char, String)>, TurnEnd) {
         let this = &rest[..length.unwrap_or(rest.len())];
         let header_length = this.iter().position(|&id| id == message);
         let header = text_of(&this[..header_length.unwrap_or(this.len())]);
-        let body: Vec<u32> = this[header_length.unwrap_or(this.len())..]
-            .iter()
-            .copied()
-            .filter(|&id| id != message)
-            .collect();
-        let body = text_of(&body);
+        // Further markers are left out: a character may lie around one.
+        let unmarked = |ids: &[u32]| {
+            let ids = ids.iter().copied().filter(|&id| id != message);
+            text_of(&ids.collect::<Vec<u32>>())
+        };
+        let body = unmarked(&this[header_length.unwrap_or(this.len())..]);
         match kind_of(&header, has_role) {
             '?' if header_length.is_some() => texts.push(('c', body)),
             '?' => {}
             'o' if header_length.is_some() => return (texts, TurnEnd::EndOfTurn),
             'o' => {}
             'c' if header_length.is_none() => {}
-            'n' => texts.push(('c', header + &body)),
+            'n' => texts.push(('c', unmarked(this))),
             kind => texts.push((kind, body)),
         }
         let Some(length) = length else {
@@ -224,4 +224,18 @@ proptest! {
             prop_assert_eq!(verdict == Verdict::Stop, text.end().is_some());
         }
     }
+}
+
+/// Half a character before a marker that ends no header, and half behind it.
+#[test]
+fn a_character_around_a_marker_is_whole() {
+    let mut tokens = ids("x < y");
+    let bytes = byte_ids("é");
+    tokens.push(bytes[0]);
+    tokens.extend(ids("<|message|>"));
+    tokens.push(bytes[1]);
+    let (events, _) = read(chat(), &tokens, &[]);
+    let (texts, _) = whole_turn(&tokens);
+    assert_eq!(texts, [('c', "x < yé".to_owned())]);
+    assert_eq!(as_written(&events), "x < yé");
 }
