@@ -142,7 +142,7 @@ fn looked_up_drafts_change_no_answer() {
     let file = model_file();
     let (n, max_tokens, lengths) = match cfg!(feature = "whole-product") {
         true => (50, 256, (1..=15).collect()),
-        false => (6, 40, vec![3, 10]),
+        false => (8, 40, vec![3, 10]),
     };
     let cases = cases(&file, n);
     let cases: Vec<&Case> = cases.iter().collect();
