@@ -94,9 +94,8 @@ impl Rows {
     }
 }
 
-/// The dword at `at` of the first `N` rows. Loads and inserts instead of a gather:
-/// that takes some 40 steps of microcode on AMD processors, and on Intel ones with
-/// the remedy against data sampling.
+/// The dword at `at` of the first `N` rows, by loads and inserts: a gather is microcode
+/// on many processors, and took a fifth of the time of Q4_1's products on a Zen 3.
 #[inline(always)]
 pub(super) fn dwords_of_rows<const N: usize>(rows: &Rows, at: usize) -> [i32; N] {
     let mut dwords = [0; N];
